@@ -1,0 +1,1 @@
+//! The engine core: continuous batching, chunked prefill, KV admission, transfers, KV events, step-time models.

@@ -1,0 +1,1 @@
+//! The router's shell: HTTP proxy, engine subscriptions, health probes, telemetry, admin pages.

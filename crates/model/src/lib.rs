@@ -1,0 +1,1 @@
+//! A Llama-family forward pass on CPU over a paged KV pool, with GGUF loading, tokenizer and chat template.

@@ -1,0 +1,1 @@
+//! The router core: sessions, fleet, residency, policies, admission, handoff, health.

@@ -1,0 +1,1 @@
+//! The deterministic simulator: virtual clock, network, simulated engines, checkers.

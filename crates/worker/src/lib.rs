@@ -1,0 +1,1 @@
+//! The embedded engine's shell: HTTP in vLLM's dialect, KV events, KV transfer.

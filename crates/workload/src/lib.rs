@@ -1,0 +1,1 @@
+//! Trace formats, session DAGs, generators and the causal order in which turns are sent.
