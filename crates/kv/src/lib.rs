@@ -1,1 +1,26 @@
 //! Token blocks: chained hashes, the radix index with owners, the paged pool and its eviction.
+//!
+//! Pure: no clock, socket, file or task. The engine's pool and the router's index speak of the same [`BlockHash`].
+
+mod hash;
+mod prompt;
+
+pub use hash::{BlockHash, BlockHasher, BlockMap, chain, hash_blocks};
+pub use prompt::Prompt;
+
+use serde::{Deserialize, Serialize};
+
+/// A physical block of a paged pool: an index into the worker's KV storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BlockId(pub u32);
+
+/// Where a block's KV lies on its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// In the accelerator's memory: usable at once.
+    Gpu,
+    /// In the host's memory: usable after a reload.
+    Host,
+}

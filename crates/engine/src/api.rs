@@ -1,0 +1,352 @@
+//! What goes into the engine core and what comes out: its whole contract with a driver.
+//!
+//! Tokens never enter the core. It sees hashes of whole blocks and lengths; the driver knows the tokens, runs the
+//! steps, and says which hash an output block got when its last token was sampled.
+
+use homing_kv::{BlockHash, BlockId, Prompt, Tier};
+use homing_units::{BootEpoch, Duration, Instant, RequestId};
+use serde::{Deserialize, Serialize};
+
+/// The engine's limits. Every queue and map in the core is bounded by one of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EngineConfig {
+    /// This life of the worker; stamped on every KV event.
+    pub boot_epoch: BootEpoch,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Blocks in the pool.
+    pub kv_blocks: u32,
+    /// Tokens (prefill chunks and decodes together) in one step: the chunk budget.
+    pub max_batch_tokens: u32,
+    /// Requests that run at once.
+    pub max_running: u32,
+    /// Requests that wait for a place; more are rejected.
+    pub max_waiting: u32,
+    /// Prompt and output of one request, in tokens.
+    pub max_context_tokens: u32,
+    /// How long exported blocks are held for a puller that does not answer.
+    pub export_lease: Duration,
+    /// How long an import may take before the request fails.
+    pub import_timeout: Duration,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            boot_epoch: BootEpoch(1),
+            block_size: 16,
+            kv_blocks: 4096,
+            max_batch_tokens: 8192,
+            max_running: 256,
+            max_waiting: 4096,
+            max_context_tokens: 1 << 20,
+            export_lease: Duration::from_secs(30),
+            import_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// One request. Ids are the driver's, each used once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Submit {
+    /// The driver's id of this request.
+    pub id: RequestId,
+    /// The prompt. At least one token.
+    pub prompt: Prompt,
+    /// Tokens to generate at most. At least one.
+    pub max_output_tokens: u32,
+    /// Where KV comes from and goes to.
+    pub transfer: Transfer,
+}
+
+/// Where a request's KV comes from and goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// Prefill here what is not cached here, decode here.
+    None,
+    /// After the last token was sampled hold the prompt's blocks (the partial one too) until they are acknowledged or
+    /// the lease ends.
+    Export,
+    /// Before the prefill pull the KV of the prompt's first `tokens` tokens, less what is cached here.
+    Import {
+        /// Tokens on offer; at most the prompt's length. The last prompt token is computed here in any case.
+        tokens: u32,
+    },
+}
+
+/// What a driver tells the engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A new request.
+    Submit(Submit),
+    /// Give a request up, whatever its state; it ends with `FinishReason::Aborted`. Unknown ids are ignored.
+    Abort(RequestId),
+    /// The outstanding step was run. One entry for each of its items that samples, in the step's order.
+    StepDone(Vec<Sampled>),
+    /// An import that was ordered by [`Output::Import`] has ended.
+    ImportDone {
+        /// The request it was for.
+        id: RequestId,
+        /// Whether every block arrived and was verified.
+        outcome: Result<(), ImportError>,
+    },
+    /// The puller has what it wanted: release the blocks held for it. Unknown ids are ignored.
+    ExportAck(RequestId),
+    /// Time has passed (see `poll_timeout`).
+    Timeout,
+    /// Drop every block that no request uses, as `/reset_prefix_cache` does.
+    ClearCache,
+}
+
+/// What a step produced for one item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampled {
+    /// The request.
+    pub id: RequestId,
+    /// The sampled token ends the output (end-of-sequence or a stop string).
+    pub stop: bool,
+    /// The hash of the block whose last token was just sampled, where it was the last of a block.
+    pub filled: Option<BlockHash>,
+}
+
+/// Why an import failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImportError {
+    /// The source could not be reached or the connection broke.
+    Unreachable,
+    /// The source knows no such export: it was released, it expired, or the source was restarted.
+    Unknown,
+    /// A frame did not match its length or checksum.
+    Corrupt,
+    /// It took longer than `import_timeout`.
+    TimedOut,
+}
+
+/// What the engine tells its driver.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Run this step, then answer with [`Input::StepDone`]. There is at most one outstanding step.
+    Step(Step),
+    /// Pull KV into these blocks, then answer with [`Input::ImportDone`].
+    Import(Import),
+    /// The prompt's KV is ready and held for a puller.
+    Exported(Export),
+    /// The blocks held for a puller were released.
+    ExportEnded {
+        /// The request that was exported.
+        id: RequestId,
+        /// Why they were released.
+        reason: ExportEnd,
+    },
+    /// The request was not accepted.
+    Rejected {
+        /// The request.
+        id: RequestId,
+        /// Why.
+        reason: Reject,
+    },
+    /// A running request lost its blocks to others and starts again from its prompt and output so far.
+    Preempted {
+        /// The request.
+        id: RequestId,
+    },
+    /// The request has ended. Nothing more comes for it but [`Output::ExportEnded`].
+    Finished(Finished),
+    /// The cache changed.
+    Kv(KvEvent),
+}
+
+/// One step of the engine: prefill chunks and decodes in one batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Counts from 0.
+    pub number: u64,
+    /// At most one item a request.
+    pub items: Vec<StepItem>,
+}
+
+/// The part of a step that belongs to one request. Its block table is `Engine::block_table(id)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepItem {
+    /// The request.
+    pub id: RequestId,
+    /// Position of the first token computed.
+    pub start: u32,
+    /// Tokens computed: 1 for a decode.
+    pub count: u32,
+    /// Whether a token is sampled from the last one.
+    pub sample: bool,
+    /// Whether this is a decode (its one token was sampled by an earlier step) and no prefill.
+    pub decode: bool,
+}
+
+/// An order to pull KV.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Import {
+    /// The request it is for.
+    pub id: RequestId,
+    /// Index, in the prompt, of the first block to pull: those before it are cached here.
+    pub first_block: u32,
+    /// Where to put them, one for each block from `first_block` on; the last may be partial.
+    pub blocks: Vec<BlockId>,
+    /// When the engine gives up.
+    pub deadline: Instant,
+}
+
+/// KV held for a puller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The request that was prefilled.
+    pub id: RequestId,
+    /// The prompt's blocks in order; the last may be partial.
+    pub blocks: Vec<BlockId>,
+    /// The prompt's length in tokens.
+    pub tokens: u32,
+    /// When the blocks are released if nobody acknowledges.
+    pub lease_ends: Instant,
+}
+
+/// Why held blocks were released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExportEnd {
+    /// The puller acknowledged.
+    Acked,
+    /// Nobody did in time.
+    LeaseEnded,
+    /// The request was aborted.
+    Aborted,
+}
+
+/// Why a request was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reject {
+    /// The waiting queue is full.
+    QueueFull,
+    /// Prompt and output are longer than the model's context.
+    ContextTooLong,
+    /// Prompt and output do not fit into an empty pool.
+    PoolTooSmall,
+    /// No prompt token, no output token, an id in use, or an offer longer than the prompt.
+    Invalid,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// The request.
+    pub id: RequestId,
+    /// Why.
+    pub reason: FinishReason,
+    /// What it took.
+    pub usage: Usage,
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The driver said so with [`Sampled::stop`].
+    Stop,
+    /// `max_output_tokens` were generated.
+    Length,
+    /// The driver gave it up.
+    Aborted,
+    /// Its KV did not arrive; nothing was generated.
+    ImportFailed(ImportError),
+}
+
+/// Where a request's prompt tokens came from. The three sources add up to the prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// The prompt's length.
+    pub prompt_tokens: u32,
+    /// Found in this worker's cache when the request was first scheduled.
+    pub local_cached_tokens: u32,
+    /// Pulled from another worker.
+    pub imported_tokens: u32,
+    /// Tokens sampled.
+    pub output_tokens: u32,
+    /// How often the request lost its blocks and started again.
+    pub preemptions: u32,
+}
+
+/// One change of the cache, in the order in which they happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvEvent {
+    /// The worker's life.
+    pub epoch: BootEpoch,
+    /// Counts from 0 in each life, without gaps.
+    pub sequence: u64,
+    /// What changed.
+    pub change: KvChange,
+}
+
+/// What changed in the cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KvChange {
+    /// These blocks are cached now, each the parent of the next.
+    Stored {
+        /// The request that computed or pulled them.
+        request: RequestId,
+        /// Index of the first of them in that request's tokens.
+        first_block: u32,
+        /// The block before the first, if any.
+        parent: Option<BlockHash>,
+        /// Their hashes.
+        hashes: Vec<BlockHash>,
+        /// Where they lie.
+        tier: Tier,
+    },
+    /// These blocks are no longer cached.
+    Removed {
+        /// Their hashes.
+        hashes: Vec<BlockHash>,
+        /// Where they lay.
+        tier: Tier,
+    },
+    /// Nothing is cached any more.
+    Cleared,
+}
+
+/// A copy of the engine's load, published for admission and metrics; reading it costs the scheduler nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Requests in the batch.
+    pub running: u32,
+    /// Requests that wait for a place.
+    pub waiting: u32,
+    /// Requests that wait for KV from another worker.
+    pub importing: u32,
+    /// Requests that are held for a puller.
+    pub exporting: u32,
+    /// Blocks in the pool.
+    pub blocks_total: u32,
+    /// Blocks that hold nothing.
+    pub blocks_free: u32,
+    /// Blocks that hold cached KV and that no request uses: free for the taking.
+    pub blocks_evictable: u32,
+    /// Prompt tokens of accepted requests that are not computed yet.
+    pub prefill_tokens_pending: u64,
+    /// Context of the decoding requests, in tokens.
+    pub decode_context_tokens: u64,
+    /// Blocks evicted since the start.
+    pub evicted_blocks: u64,
+    /// Times that blocks were evicted, since the start.
+    pub evictions: u64,
+    /// Requests that lost their blocks, since the start.
+    pub preemptions: u64,
+    /// Prompt tokens looked up in the cache, since the start.
+    pub cache_query_tokens: u64,
+    /// Prompt tokens found in the cache, since the start.
+    pub cache_hit_tokens: u64,
+    /// Prompt tokens pulled from other workers, since the start.
+    pub imported_tokens: u64,
+    /// Prompt tokens computed, since the start.
+    pub computed_tokens: u64,
+    /// Tokens sampled, since the start.
+    pub output_tokens: u64,
+}

@@ -1,0 +1,92 @@
+//! Chained block hashes: a block's hash names its tokens and everything before them, so equal hash means equal KV.
+//!
+//! BLAKE3 and 128 bits, because the engine reuses KV on the strength of a hash alone: a fast non-cryptographic hash
+//! would let one tenant craft a prompt that is answered from another's KV.
+
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// The chained hash of one whole block: of its tokens and of all blocks before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BlockHash(pub u128);
+
+impl BlockHash {
+    /// The 64 bits that stand for this block in KV events (vLLM's wire form carries integers of 64 bits).
+    #[must_use]
+    pub const fn wire(self) -> u64 {
+        // Truncation is the point: events are mapped back through the tokens they carry.
+        (self.0 & 0xffff_ffff_ffff_ffff) as u64
+    }
+}
+
+impl fmt::Display for BlockHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// The hash of a block of `tokens` that follows `parent` (`None` for the first block of a prompt).
+#[must_use]
+pub fn chain(parent: Option<BlockHash>, tokens: &[u32]) -> BlockHash {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&parent.map_or(0, |hash| hash.0).to_le_bytes());
+    for token in tokens {
+        hasher.update(&token.to_le_bytes());
+    }
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    BlockHash(u128::from_le_bytes(bytes))
+}
+
+/// The chained hashes of the whole blocks of `tokens`; a partial last block has none.
+///
+/// # Panics
+/// If `block_size` is 0.
+#[must_use]
+pub fn hash_blocks(tokens: &[u32], block_size: u32) -> Vec<BlockHash> {
+    assert!(block_size > 0, "a block holds at least one token");
+    let mut parent = None;
+    tokens
+        .chunks_exact(block_size as usize)
+        .map(|block| *parent.insert(chain(parent, block)))
+        .collect()
+}
+
+/// A map keyed by block hashes, in insertion order (`swap_remove` keeps removals constant-time and deterministic).
+pub type BlockMap<V> = IndexMap<BlockHash, V, BuildHasherDefault<BlockHasher>>;
+
+/// Block hashes are uniform already: the map takes their low bits as they are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockHasher(u64);
+
+impl Hasher for BlockHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u128(&mut self, hash: u128) {
+        self.0 = BlockHash(hash).wire();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_names_all_that_came_before() {
+        let hashes = hash_blocks(&[1, 2, 3, 4, 1, 2, 9], 2);
+        assert_eq!(hashes.len(), 3, "the partial block has no hash");
+        assert_ne!(hashes[0], hashes[2], "the same tokens elsewhere are another block");
+        assert_eq!(hashes[1], chain(Some(hashes[0]), &[3, 4]));
+    }
+}

@@ -1,0 +1,40 @@
+//! A prompt as the cores see it: hashes of its whole blocks and its length, never its tokens or text.
+
+use crate::BlockHash;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The whole blocks of a prompt and its length in tokens. Cloning shares the hashes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prompt {
+    /// Chained hashes of the whole blocks; the partial last block has none.
+    pub blocks: Arc<[BlockHash]>,
+    /// Length in tokens, the partial last block included.
+    pub tokens: u32,
+}
+
+impl Prompt {
+    /// A prompt of `tokens` tokens.
+    ///
+    /// # Panics
+    /// If `blocks` is not one hash for each whole block of `block_size` tokens.
+    #[must_use]
+    pub fn new(blocks: impl Into<Arc<[BlockHash]>>, tokens: u32, block_size: u32) -> Self {
+        let blocks = blocks.into();
+        assert_eq!(blocks.len(), (tokens / block_size) as usize, "one hash for each whole block of {block_size}");
+        Self { blocks, tokens }
+    }
+
+    /// The prompt of these tokens.
+    #[must_use]
+    pub fn of_tokens(tokens: &[u32], block_size: u32) -> Self {
+        let length = u32::try_from(tokens.len()).expect("a prompt is shorter than 2^32 tokens");
+        Self::new(crate::hash_blocks(tokens, block_size), length, block_size)
+    }
+
+    /// The chained hash after the last whole block.
+    #[must_use]
+    pub fn tip(&self) -> Option<BlockHash> {
+        self.blocks.last().copied()
+    }
+}

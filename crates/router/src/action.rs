@@ -1,0 +1,203 @@
+//! What the router core asks for. The driver carries actions out in order and decides nothing itself.
+
+use crate::event::LegId;
+use homing_units::{Duration, RequestId, SessionId, WorkerId};
+use serde::{Deserialize, Serialize};
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Action {
+    /// How a turn will be served; comes before its first [`Action::Dispatch`].
+    Decided(Box<Decision>),
+    /// Send a leg to a worker.
+    Dispatch(Dispatch),
+    /// Give a leg up: close its connection. No answer of it matters any more.
+    Cancel {
+        /// Which leg.
+        leg: LegId,
+        /// Where it runs.
+        worker: WorkerId,
+    },
+    /// End the request with an error, as an error body or, where its stream has begun, as an error event.
+    Reject {
+        /// The request.
+        request: RequestId,
+        /// What to tell the client.
+        error: RouteError,
+    },
+    /// Ask a worker for its KV events from this sequence number on, then say [`crate::event::Event::ResyncDone`].
+    Resync {
+        /// The worker.
+        worker: WorkerId,
+        /// First sequence number that is missing.
+        from_sequence: u64,
+    },
+    /// A worker's state has changed; for logs and metrics.
+    WorkerState {
+        /// The worker.
+        worker: WorkerId,
+        /// Its new state.
+        state: WorkerState,
+    },
+}
+
+/// A leg to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dispatch {
+    /// Which leg of which attempt.
+    pub leg: LegId,
+    /// Where to.
+    pub worker: WorkerId,
+    /// What happens with its KV.
+    pub kv: KvUse,
+}
+
+/// What happens with a leg's KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvUse {
+    /// The worker prefills what it lacks (`append`, `local`).
+    Local,
+    /// A prefill leg: hold the KV for the decode leg of the same attempt.
+    Export,
+    /// A decode leg: pull from the prefill leg of the same attempt, with the parameters of its answer.
+    Import {
+        /// Where the prefill leg ran.
+        from: WorkerId,
+    },
+}
+
+/// How a turn is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Path {
+    /// The decode worker holds the prefix and prefills the tail itself.
+    Append,
+    /// A prefill worker prefills, the decode worker receives the KV it lacks, for the first time.
+    Seed,
+    /// The same because the KV was evicted.
+    Reseed,
+    /// Another decode worker pulls the session's KV from the one that holds it, then appends.
+    Migrate,
+    /// A worker prefills everything itself.
+    Local,
+}
+
+impl Path {
+    /// Its name in headers, metrics and reports.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Append => "append",
+            Self::Seed => "seed",
+            Self::Reseed => "reseed",
+            Self::Migrate => "migrate",
+            Self::Local => "local",
+        }
+    }
+}
+
+/// How a turn will be served, and what else was considered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// The request.
+    pub request: RequestId,
+    /// Which plan for it this is.
+    pub attempt: u32,
+    /// The session it was taken for.
+    pub session: SessionId,
+    /// Turns of this session before this one.
+    pub turn_index: u32,
+    /// How.
+    pub path: Path,
+    /// Where its prefill leg goes, if it has one.
+    pub prefill: Option<WorkerId>,
+    /// Where its decode leg goes.
+    pub decode: WorkerId,
+    /// Prompt length in tokens.
+    pub prompt_tokens: u32,
+    /// Prompt tokens expected in the decode worker's cache.
+    pub expected_cached_tokens: u32,
+    /// How long it waited in the router's queue.
+    pub queued: Duration,
+    /// What was considered, the chosen one first.
+    pub candidates: Vec<Candidate>,
+    /// Why this one, in a few words.
+    pub reason: String,
+}
+
+/// A plan that was considered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// How.
+    pub path: Path,
+    /// Where its prefill leg would go.
+    pub prefill: Option<WorkerId>,
+    /// Where its decode leg would go.
+    pub decode: WorkerId,
+    /// Prompt tokens resident at the decode worker.
+    pub resident_tokens: u32,
+    /// The policy's score; lower is better. Its unit is the policy's (seconds for `homing`).
+    pub score: f64,
+    /// Why it is out of the question, if it is.
+    pub forbidden: Option<String>,
+}
+
+/// Why a request ends with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouteError {
+    /// The router's queue is full (429, `Retry-After`).
+    Overloaded {
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// It waited in the queue for longer than its deadline (503).
+    QueueTimeout,
+    /// No worker that could serve it is alive (503).
+    NoWorker,
+    /// No worker can hold prompt and output (400).
+    ContextTooLong {
+        /// The longest that any worker takes, in tokens.
+        limit: u32,
+    },
+    /// The KV did not reach the decode worker, and the retry budget is spent (502).
+    TransferFailed,
+    /// The worker was lost, and the retry budget is spent or going on would not be exact (502).
+    WorkerLost,
+    /// The worker answered with an error of its own, and the retry budget is spent (502).
+    EngineFailed,
+    /// The worker refused the request; its own answer is passed on.
+    Refused,
+}
+
+impl RouteError {
+    /// Its kind in `errors.by_kind` of a run and in the `code` of an error body.
+    #[must_use]
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Overloaded { .. } => "overloaded",
+            Self::QueueTimeout => "queue_timeout",
+            Self::NoWorker => "no_worker",
+            Self::ContextTooLong { .. } => "context_too_long",
+            Self::TransferFailed => "transfer_failed",
+            Self::WorkerLost => "worker_lost",
+            Self::EngineFailed => "engine_failed",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What the router thinks of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkerState {
+    /// Alive; its KV is known from its events.
+    Exact,
+    /// Alive; its KV is predicted, or events are missing.
+    Degraded,
+    /// It missed probes or broke connections: no new work until a probe succeeds.
+    Suspect,
+    /// Taken for dead: its work was given to others. A probe that succeeds brings it back, with nothing in its cache.
+    Dead,
+}

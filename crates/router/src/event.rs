@@ -1,0 +1,258 @@
+//! What the router core is told. Events carry block hashes and lengths, never token ids or text, so that a recording is
+//! small and leaks no prompt.
+
+use homing_kv::{BlockHash, Prompt, Tier};
+use homing_units::{BootEpoch, RequestId, WorkerId};
+use serde::{Deserialize, Serialize};
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Event {
+    /// A worker is part of the fleet from now on. The same id again replaces what was known of it.
+    WorkerJoined(WorkerInfo),
+    /// A worker is no longer part of the fleet.
+    WorkerLeft(WorkerId),
+    /// A liveness probe was answered, or was not.
+    Health(HealthReport),
+    /// A worker's own figures of its load.
+    Load(LoadReport),
+    /// A batch of a worker's KV events.
+    Kv(KvBatch),
+    /// The replay that `Action::Resync` asked for has ended; its batches came before as [`Event::Kv`].
+    ResyncDone {
+        /// The worker.
+        worker: WorkerId,
+        /// Whether every missing batch was replayed.
+        complete: bool,
+    },
+    /// A client asks for a turn.
+    Turn(Turn),
+    /// The prefill leg has answered: the prompt's KV is ready at the prefill worker and held for the decode worker.
+    PrefillDone {
+        /// Which leg.
+        leg: LegId,
+        /// Prompt tokens that the prefill worker found in its cache, where it says so.
+        cached_tokens: Option<u32>,
+    },
+    /// The decode leg has sent its first token.
+    FirstToken {
+        /// Which leg.
+        leg: LegId,
+    },
+    /// The decode leg has ended well.
+    Finished {
+        /// Which leg.
+        leg: LegId,
+        /// What the engine reported.
+        usage: LegUsage,
+    },
+    /// A leg has failed.
+    LegFailed(LegFailure),
+    /// The client has gone: both legs are to be cancelled, and nothing may stay booked.
+    ClientGone(RequestId),
+    /// Time has passed (see `poll_timeout`).
+    Timeout,
+}
+
+/// Which leg of which attempt at which request an answer belongs to. Answers of attempts that were given up are late
+/// and change nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LegId {
+    /// The request.
+    pub request: RequestId,
+    /// Counts from 0 for each request: every new plan is a new attempt.
+    pub attempt: u32,
+    /// Which of the attempt's legs.
+    pub leg: Leg,
+}
+
+/// The two legs of a plan. `append` and `local` have the decode leg only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Leg {
+    /// Computes the prompt's KV and holds it for the decode leg.
+    Prefill,
+    /// Streams the answer to the client.
+    Decode,
+}
+
+/// What a worker may do, as limits: data-parallel is "all do both", static disaggregation is "one or the other".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Prefill only.
+    Prefill,
+    /// Decode and the prefill of tails.
+    Decode,
+    /// Anything.
+    Both,
+}
+
+impl Role {
+    /// Whether it may run prefill legs.
+    #[must_use]
+    pub const fn prefills(self) -> bool {
+        matches!(self, Self::Prefill | Self::Both)
+    }
+
+    /// Whether it may run decode legs.
+    #[must_use]
+    pub const fn decodes(self) -> bool {
+        matches!(self, Self::Decode | Self::Both)
+    }
+}
+
+/// What is known of a worker when it joins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerInfo {
+    /// Its id.
+    pub id: WorkerId,
+    /// Its name in logs, headers and metrics, such as `d0`.
+    pub name: String,
+    /// What it may do.
+    pub role: Role,
+    /// Its present life.
+    pub epoch: BootEpoch,
+    /// Size of its KV pool in tokens.
+    pub kv_tokens: u64,
+    /// The longest prompt and output it takes, in tokens.
+    pub max_context_tokens: u32,
+    /// Whether it can give and take KV.
+    pub transfers: bool,
+    /// Whether it sends KV events; without them residency is predicted.
+    pub kv_events: bool,
+}
+
+/// The answer to a liveness probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthReport {
+    /// The worker that was probed.
+    pub worker: WorkerId,
+    /// Its life, where it answered and says so.
+    pub epoch: Option<BootEpoch>,
+    /// Whether it answered.
+    pub alive: bool,
+}
+
+/// A worker's own figures of its load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Requests in its batch.
+    pub running: u32,
+    /// Requests that wait for a place.
+    pub waiting: u32,
+    /// Tokens of its pool that are in use by requests.
+    pub kv_tokens_used: u64,
+}
+
+/// A batch of a worker's KV events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvBatch {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its life.
+    pub epoch: BootEpoch,
+    /// Counts from 0 in each life, without gaps.
+    pub sequence: u64,
+    /// What changed, in order.
+    pub updates: Vec<KvUpdate>,
+}
+
+/// A change of a worker's cache, in the router's own hashes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KvUpdate {
+    /// These blocks are cached there now, each the parent of the next.
+    Stored {
+        /// The block before the first, if any.
+        parent: Option<BlockHash>,
+        /// Their hashes.
+        hashes: Vec<BlockHash>,
+        /// Where they lie.
+        tier: Tier,
+    },
+    /// These blocks are no longer cached there.
+    Removed {
+        /// Their hashes.
+        hashes: Vec<BlockHash>,
+        /// Where they lay.
+        tier: Tier,
+    },
+    /// Nothing is cached there any more.
+    Cleared,
+}
+
+/// A client's request: one turn of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// The driver's id, used once.
+    pub request: RequestId,
+    /// What the client says about the session.
+    pub session: SessionHint,
+    /// The prompt.
+    pub prompt: Prompt,
+    /// Tokens to generate at most.
+    pub max_output_tokens: u32,
+}
+
+/// What the client says about the session of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum SessionHint {
+    /// The client names it; the key is a hash of the name (names stay in the driver).
+    Explicit(u128),
+    /// Nothing: recognise it by its prompt.
+    Recognise,
+}
+
+/// What an engine reported at the end of a leg.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LegUsage {
+    /// Prompt tokens found in the cache (pulled ones not counted), where the engine says so.
+    pub cached_tokens: Option<u32>,
+    /// Tokens generated.
+    pub output_tokens: u32,
+}
+
+/// A leg has failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LegFailure {
+    /// Which leg.
+    pub leg: LegId,
+    /// How.
+    pub cause: FailureCause,
+    /// From where a new attempt would go on.
+    pub resume: Resume,
+}
+
+/// How a leg failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureCause {
+    /// No connection could be made, or it broke: says something about the worker's life.
+    Unreachable,
+    /// The worker is there but takes no more (429, 503): says nothing about its life.
+    Busy,
+    /// The KV did not arrive: says something about the link between two workers, nothing about their lives.
+    Transfer,
+    /// The worker answered with an error of its own (500).
+    Engine,
+    /// The worker refused the request itself (400, 404, 413, 422); another worker would too.
+    Invalid,
+}
+
+/// From where a new attempt at a request goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Resume {
+    /// Nothing was sent to the client yet.
+    Start,
+    /// Some of the answer was sent: go on from the prompt with the sent tokens after it.
+    After {
+        /// Prompt and sent tokens.
+        prompt: Prompt,
+        /// Tokens that are still wanted at most.
+        max_output_tokens: u32,
+    },
+    /// Some of the answer was sent, and going on would not be exact: the client must be told.
+    Impossible,
+}
