@@ -1,2 +1,41 @@
-//! The project's own chores.
-fn main() {}
+//! The project's own chores. `cargo xtask ci` is what CI runs and what a contributor runs before a commit.
+
+mod ci;
+mod determinism;
+mod shell;
+mod tidy;
+mod traces;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The project's own chores")]
+struct Cli {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Everything that must hold: formatting, clippy, docs, dependencies, tidy, tests, determinism.
+    Ci,
+    /// Rules that clippy does not know: headers, file length, forbidden words.
+    Tidy,
+    /// The same seed twice gives the same bytes.
+    Determinism,
+    /// The checks on recorded traces.
+    Traces {
+        /// The folder that holds them.
+        folder: PathBuf,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().chore {
+        Chore::Ci => ci::run(),
+        Chore::Tidy => tidy::run(),
+        Chore::Determinism => determinism::run(),
+        Chore::Traces { folder } => traces::run(&folder),
+    }
+}

@@ -1,0 +1,65 @@
+//! Everything that must hold before a change lands, cheapest first.
+
+use crate::shell::{self, run as sh, run_with};
+use crate::{determinism, tidy};
+use anyhow::Result;
+
+/// The version that is installed where cargo-deny is missing; pinned, so that CI changes only with a commit.
+const CARGO_DENY: &str = "0.20.2";
+
+/// Runs all checks; stops at the first that fails.
+pub fn run() -> Result<()> {
+    sh("cargo", &["fmt", "--all", "--check"])?;
+    tidy::run()?;
+    sh(
+        "cargo",
+        &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ],
+    )?;
+    run_with(
+        "cargo",
+        &["doc", "--workspace", "--no-deps", "--locked"],
+        &[("RUSTDOCFLAGS", "-D warnings")],
+    )?;
+    determinism::run()?;
+    sh("cargo", &["test", "--workspace", "--locked"])?;
+    deny()?;
+    println!("\nci: all green");
+    Ok(())
+}
+
+/// Bans, licences and sources of the dependencies. Advisories need a database that a closed network cannot reach.
+fn deny() -> Result<()> {
+    let tools = shell::root().join("target").join("tools");
+    let installed = tools.join("bin").join("cargo-deny").display().to_string();
+    let program = ["cargo-deny", installed.as_str()]
+        .into_iter()
+        .find(|program| shell::succeeds(program, &["--version"]));
+    let program = match program {
+        Some(program) => program.to_owned(),
+        None => {
+            let tools = tools.display().to_string();
+            sh(
+                "cargo",
+                &[
+                    "install",
+                    "cargo-deny",
+                    "--version",
+                    CARGO_DENY,
+                    "--locked",
+                    "--root",
+                    &tools,
+                ],
+            )?;
+            installed
+        }
+    };
+    sh(&program, &["--locked", "check", "bans", "licenses", "sources"])
+}
