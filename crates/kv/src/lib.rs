@@ -3,9 +3,11 @@
 //! Pure: no clock, socket, file or task. The engine's pool and the router's index speak of the same [`BlockHash`].
 
 mod hash;
+mod pool;
 mod prompt;
 
 pub use hash::{BlockHash, BlockHasher, BlockMap, chain, hash_blocks};
+pub use pool::{Allocation, BlockPool, BlockState, Committed, PoolDump, PoolStatistics};
 pub use prompt::Prompt;
 
 use serde::{Deserialize, Serialize};

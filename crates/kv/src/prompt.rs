@@ -21,7 +21,11 @@ impl Prompt {
     #[must_use]
     pub fn new(blocks: impl Into<Arc<[BlockHash]>>, tokens: u32, block_size: u32) -> Self {
         let blocks = blocks.into();
-        assert_eq!(blocks.len(), (tokens / block_size) as usize, "one hash for each whole block of {block_size}");
+        assert_eq!(
+            blocks.len(),
+            (tokens / block_size) as usize,
+            "one hash for each whole block of {block_size}"
+        );
         Self { blocks, tokens }
     }
 
