@@ -2,11 +2,14 @@
 //!
 //! Pure: no clock, socket, file or task. The engine's pool and the router's index speak of the same [`BlockHash`].
 
+mod bits;
 mod hash;
+mod index;
 mod pool;
 mod prompt;
 
 pub use hash::{BlockHash, BlockHasher, BlockMap, chain, hash_blocks};
+pub use index::{IndexDump, IndexedBlock, MAX_OWNERS, MAX_WORKERS, Overlap, ResidencyIndex, WorkerBlocks};
 pub use pool::{Allocation, BlockPool, BlockState, Committed, PoolDump, PoolStatistics};
 pub use prompt::Prompt;
 
