@@ -3,4 +3,12 @@
 //! Pure: files are opened by the caller, formats are read from bytes, and the replay is a state machine that is told
 //! when a turn has ended and asked which turns are due.
 
+pub mod content;
+pub mod formats;
+pub mod replay;
 pub mod trace;
+
+pub use content::{answer_block, prompt_of, tokens_of, words_of};
+pub use formats::{TraceError, TraceProblem, read_trace};
+pub use replay::{LeftOut, Replay, ReplayConfig, ReplayError, Start};
+pub use trace::{Session, Trace, Turn, TurnRef};

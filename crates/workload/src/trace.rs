@@ -1,4 +1,7 @@
 //! A trace in memory, whatever format it came from: sessions of turns, each turn after those that it waits for.
+//!
+//! One form for all sources, so that the simulator, the live replay and the generators agree on what a turn is. It does
+//! not say how turns are issued (`replay`) nor what their tokens are (`content`).
 
 use homing_units::Duration;
 
@@ -50,4 +53,58 @@ pub struct TurnRef {
     pub session: u32,
     /// Index of the turn in the session.
     pub turn: u32,
+}
+
+impl Trace {
+    /// The turn that `turn` names.
+    ///
+    /// # Panics
+    /// If the trace has no such turn.
+    #[must_use]
+    pub fn turn(&self, turn: TurnRef) -> &Turn {
+        &self.session(turn).turns[turn.turn as usize]
+    }
+
+    /// The session of the turn that `turn` names.
+    ///
+    /// # Panics
+    /// If the trace has no such session.
+    #[must_use]
+    pub fn session(&self, turn: TurnRef) -> &Session {
+        &self.sessions[turn.session as usize]
+    }
+
+    /// Turns of all sessions and agents.
+    #[must_use]
+    pub fn turn_count(&self) -> usize {
+        self.sessions.iter().map(|session| session.turns.len()).sum()
+    }
+
+    /// Whether every session says when it starts.
+    #[must_use]
+    pub fn has_times(&self) -> bool {
+        self.sessions.iter().all(|session| session.start.is_some())
+    }
+
+    /// Panics where the trace contradicts what its fields promise; readers and generators are tested with it.
+    ///
+    /// # Panics
+    /// If a turn has no token or output, its content is not one id for each whole block, or it waits for a turn that
+    /// does not come before it.
+    pub fn check_invariants(&self) {
+        assert!(self.block_size > 0, "a block holds at least one token");
+        for session in &self.sessions {
+            for (index, turn) in session.turns.iter().enumerate() {
+                let place = format!("turn {index} of session `{}`", session.id);
+                assert!(turn.prompt_tokens > 0, "{place} has no prompt");
+                assert!(turn.output_tokens > 0, "{place} has no output");
+                let blocks = (turn.prompt_tokens / self.block_size) as usize;
+                assert_eq!(turn.content.len(), blocks, "{place}: one id for each whole block");
+                assert!(
+                    turn.after.iter().all(|&before| (before as usize) < index),
+                    "{place} waits for a later turn"
+                );
+            }
+        }
+    }
 }

@@ -1,0 +1,120 @@
+//! Mooncake's traces: one request a line with an absolute time and ids of its blocks of 512 tokens, shared by all rows.
+//!
+//! The rows name no session, so each becomes a session of one turn that starts at its recorded time; what rows share
+//! they share by their ids. The last id may be that of a partial block; a partial block has no content id in a
+//! [`Turn`], and is dropped here.
+
+use super::fields::Object;
+use super::{LineReader, TraceProblem};
+use crate::trace::{Session, Turn};
+use homing_units::Duration;
+
+/// Tokens in a block of every published Mooncake trace.
+const BLOCK_SIZE: u32 = 512;
+
+/// Reads rows.
+#[derive(Debug, Default)]
+pub(super) struct Reader;
+
+impl LineReader for Reader {
+    fn read(&mut self, line: &Object<'_>, sessions: &mut Vec<Session>) -> Result<(), TraceProblem> {
+        let expected = "the time of arrival in milliseconds, at least 0";
+        let milliseconds = match line.optional_not_negative("timestamp", expected)? {
+            Some(milliseconds) => milliseconds,
+            None => line.required("timestamp", expected)?,
+        };
+        let start = Duration::try_from_secs_f64(milliseconds / 1e3)
+            .map_err(|_| line.wrong("timestamp", &milliseconds.to_string(), expected))?;
+        let turn = turn(line)?;
+        sessions.push(Session {
+            id: format!("row-{}", sessions.len() + 1),
+            start: Some(start),
+            turns: vec![turn],
+        });
+        Ok(())
+    }
+
+    fn block_size(&self) -> u32 {
+        BLOCK_SIZE
+    }
+}
+
+fn turn(line: &Object<'_>) -> Result<Turn, TraceProblem> {
+    let prompt_tokens = line.required_positive("input_length", "a number of tokens, at least 1")?;
+    let output_tokens: u32 = line.required("output_length", "a number of tokens")?;
+    let mut content: Vec<u64> = line.required("hash_ids", "a list of block ids")?;
+    let blocks = prompt_tokens.div_ceil(BLOCK_SIZE) as usize;
+    if content.len() != blocks {
+        let found = format!("{} ids", content.len());
+        let expected = format!("{blocks} ids, one for each started block of an `input_length` of {prompt_tokens}");
+        return Err(line.wrong("hash_ids", &found, &expected));
+    }
+    content.truncate((prompt_tokens / BLOCK_SIZE) as usize);
+    // A request samples at least one token, whatever was recorded.
+    let output_tokens = output_tokens.max(1);
+    Ok(Turn {
+        agent: 0,
+        prompt_tokens,
+        output_tokens,
+        content,
+        after: Vec::new(),
+        gap: Duration::ZERO,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::formats::read_trace;
+    use homing_units::Duration;
+
+    fn check_error(row: &str, expected: &str) {
+        let error = read_trace("test", row.as_bytes()).expect_err("a broken row");
+        assert_eq!(error.to_string(), expected, "for {row}");
+    }
+
+    #[test]
+    fn a_row_is_a_session_of_one_turn() {
+        let rows = r#"{"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]}
+                      {"timestamp": 1500, "input_length": 1100, "output_length": 0, "hash_ids": [0, 1, 9]}"#;
+        let rows = rows.replace("                      ", "");
+        let trace = read_trace("test", rows.as_bytes()).expect("a good trace");
+        trace.check_invariants();
+        assert_eq!(trace.sessions[1].start, Some(Duration::from_millis(1500)));
+        let turn = &trace.sessions[1].turns[0];
+        assert_eq!(
+            (turn.prompt_tokens, turn.output_tokens),
+            (1100, 1),
+            "no output counts as one token"
+        );
+        assert_eq!(
+            turn.content,
+            [0, 1],
+            "the partial block has no id, and ids are shared by all rows"
+        );
+    }
+
+    #[test]
+    fn a_broken_row_names_its_field() {
+        check_error(
+            r#"{"timestamp": 0, "input_length": 1025, "output_length": 5, "hash_ids": [0, 1]}"#,
+            "line 1: field `hash_ids` is `2 ids`, expected 3 ids, one for each started block of an `input_length` of 1025",
+        );
+        check_error(
+            r#"{"timestamp": -3, "input_length": 1, "output_length": 5, "hash_ids": [0]}"#,
+            "line 1: field `timestamp` is `-3`, expected the time of arrival in milliseconds, at least 0",
+        );
+        check_error(
+            r#"{"timestamp": 0, "input_length": "long", "output_length": 5, "hash_ids": [0]}"#,
+            "line 1: field `input_length` is `\"long\"`, expected a number of tokens, at least 1",
+        );
+        check_error(
+            r#"{"timestamp": 0, "input_length": 0, "output_length": 5, "hash_ids": []}"#,
+            "line 1: field `input_length` is `0`, expected a number of tokens, at least 1",
+        );
+        let good = r#"{"timestamp": 0, "input_length": 3, "output_length": 5, "hash_ids": [0]}"#;
+        check_error(
+            &format!("{good}\n{}", r#"{"timestamp": 0, "input_length": 3, "hash_ids": [0]}"#),
+            "line 2: field `output_length` is missing, expected a number of tokens",
+        );
+    }
+}
