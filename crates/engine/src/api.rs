@@ -68,9 +68,11 @@ pub enum Transfer {
     /// After the last token was sampled hold the prompt's blocks (the partial one too) until they are acknowledged or
     /// the lease ends.
     Export,
-    /// Before the prefill pull the KV of the prompt's first `tokens` tokens, less what is cached here.
+    /// Before the prefill pull the KV of the prompt's first `tokens` tokens, less what is cached here. The request gets
+    /// [`Output::Import`] exactly once unless it ends before there is room for it.
     Import {
-        /// Tokens on offer; at most the prompt's length. The last prompt token is computed here in any case.
+        /// Tokens on offer; at most the prompt's length. The last prompt token is computed here in any case, so it is not
+        /// pulled where it would need a block of its own.
         tokens: u32,
     },
 }
@@ -80,11 +82,19 @@ pub enum Transfer {
 pub enum Input {
     /// A new request.
     Submit(Submit),
-    /// Give a request up, whatever its state; it ends with `FinishReason::Aborted`. Unknown ids are ignored.
+    /// Give a request up, whatever its state; it ends with `FinishReason::Aborted`, at once. One that is part of the
+    /// outstanding step keeps its blocks until the step is done. For a request that was exported the held blocks are
+    /// released. Unknown ids are ignored.
     Abort(RequestId),
     /// The outstanding step was run. One entry for each of its items that samples, in the step's order.
+    ///
+    /// An item whose entry is missing counts as not run and is planned again (a driver that cannot run it aborts it).
+    /// Entries for requests that were aborted meanwhile or are not in the step, second entries for one request, and the
+    /// whole input when no step is outstanding, are ignored.
     StepDone(Vec<Sampled>),
-    /// An import that was ordered by [`Output::Import`] has ended.
+    /// An import that was ordered by [`Output::Import`] has ended: the driver writes into its blocks no longer. Comes
+    /// exactly once for each order with blocks, also when the request has ended meanwhile (aborted, or timed out): until
+    /// then nobody else gets those blocks. For others it is ignored.
     ImportDone {
         /// The request it was for.
         id: RequestId,
@@ -129,9 +139,11 @@ pub enum ImportError {
 pub enum Output {
     /// Run this step, then answer with [`Input::StepDone`]. There is at most one outstanding step.
     Step(Step),
-    /// Pull KV into these blocks, then answer with [`Input::ImportDone`].
+    /// Pull KV into these blocks, then answer with [`Input::ImportDone`]. It may come while a step is outstanding. Without
+    /// blocks there is nothing to pull, since all is cached here: tell the source that it may release what it holds; no
+    /// answer is needed and the request goes on at once.
     Import(Import),
-    /// The prompt's KV is ready and held for a puller.
+    /// The prompt's KV is ready and held for a puller. Comes just before the request's [`Output::Finished`].
     Exported(Export),
     /// The blocks held for a puller were released.
     ExportEnded {
@@ -147,7 +159,8 @@ pub enum Output {
         /// Why.
         reason: Reject,
     },
-    /// A running request lost its blocks to others and starts again from its prompt and output so far.
+    /// A running request lost its blocks to others. It waits, before all that came after it, and its prompt and output so far
+    /// are computed again; no token is sampled twice.
     Preempted {
         /// The request.
         id: RequestId,
@@ -189,7 +202,8 @@ pub struct Import {
     pub id: RequestId,
     /// Index, in the prompt, of the first block to pull: those before it are cached here.
     pub first_block: u32,
-    /// Where to put them, one for each block from `first_block` on; the last may be partial.
+    /// Where to put them, one for each block from `first_block` on; the last may be partial, and the source may hold one
+    /// more. Empty where there is nothing to pull.
     pub blocks: Vec<BlockId>,
     /// When the engine gives up.
     pub deadline: Instant,
@@ -230,7 +244,8 @@ pub enum Reject {
     ContextTooLong,
     /// Prompt and output do not fit into an empty pool.
     PoolTooSmall,
-    /// No prompt token, no output token, an id in use, or an offer longer than the prompt.
+    /// No prompt token, no output token, an id in use, an offer longer than the prompt, or a number of hashes that is not
+    /// the prompt's number of whole blocks.
     Invalid,
 }
 
@@ -259,12 +274,13 @@ pub enum FinishReason {
     ImportFailed(ImportError),
 }
 
-/// Where a request's prompt tokens came from. The three sources add up to the prompt.
+/// Where a request's prompt tokens came from: cached, imported, and the rest computed. What a preemption makes the engine
+/// compute again, or find again, is not counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// The prompt's length.
     pub prompt_tokens: u32,
-    /// Found in this worker's cache when the request was first scheduled.
+    /// Found in this worker's cache when the request was scheduled.
     pub local_cached_tokens: u32,
     /// Pulled from another worker.
     pub imported_tokens: u32,
@@ -329,7 +345,8 @@ pub struct Snapshot {
     pub blocks_free: u32,
     /// Blocks that hold cached KV and that no request uses: free for the taking.
     pub blocks_evictable: u32,
-    /// Prompt tokens of accepted requests that are not computed yet.
+    /// Prompt tokens of accepted requests that are to be computed here and are not yet; for requests that wait, as if nothing
+    /// of them were cached.
     pub prefill_tokens_pending: u64,
     /// Context of the decoding requests, in tokens.
     pub decode_context_tokens: u64,
@@ -345,7 +362,7 @@ pub struct Snapshot {
     pub cache_hit_tokens: u64,
     /// Prompt tokens pulled from other workers, since the start.
     pub imported_tokens: u64,
-    /// Prompt tokens computed, since the start.
+    /// Prompt tokens computed, since the start; those computed again after a preemption count once.
     pub computed_tokens: u64,
     /// Tokens sampled, since the start.
     pub output_tokens: u64,

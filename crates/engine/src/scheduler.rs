@@ -1,0 +1,236 @@
+//! Who computes what in the next step: decodes first, then prefill chunks in order of arrival, then new requests.
+//!
+//! Blocks are taken for a step when it is planned. When none are left, the last-arrived running request is preempted for
+//! one that came before it; one that finds no younger request takes a smaller chunk or sits the step out, and keeps its
+//! blocks. A new request gets a place only if the pool has room for all its tokens beyond what the running ones still
+//! need, so that preemption is left to growing outputs.
+//!
+//! It does not run steps (the driver does) and does not look at what they gave (`completion`).
+
+use crate::api::{Output, Step, StepItem};
+use crate::engine::Engine;
+use crate::sequence::Phase;
+use homing_kv::BlockId;
+use homing_units::RequestId;
+
+/// A step in the making.
+struct Plan {
+    items: Vec<StepItem>,
+    /// Tokens that may still be added.
+    budget: u32,
+    preempted: bool,
+}
+
+impl Plan {
+    fn push(&mut self, item: StepItem) {
+        self.budget -= item.count;
+        self.items.push(item);
+    }
+
+    /// Takes back what was planned for a request.
+    fn withdraw(&mut self, id: RequestId) {
+        if let Some(index) = self.items.iter().position(|item| item.id == id) {
+            self.budget += self.items.remove(index).count;
+        }
+    }
+}
+
+impl Engine {
+    /// Starts the imports that there is room for and, when no step is outstanding, plans the next.
+    pub(crate) fn plan(&mut self) {
+        self.start_imports();
+        if self.outstanding.is_some() {
+            return;
+        }
+        let mut plan = Plan {
+            items: Vec::new(),
+            budget: self.config.max_batch_tokens,
+            preempted: false,
+        };
+        self.plan_running(&mut plan, true);
+        self.plan_running(&mut plan, false);
+        // Whoever was preempted would come straight back and be preempted again.
+        if !plan.preempted {
+            self.plan_waiting(&mut plan);
+        }
+        if plan.items.is_empty() {
+            return;
+        }
+        let step = Step {
+            number: self.next_step,
+            items: plan.items,
+        };
+        self.next_step += 1;
+        self.outputs.push_back(Output::Step(step.clone()));
+        self.outstanding = Some(step);
+    }
+
+    /// Whether one more request may run or import.
+    pub(crate) fn place_left(&self) -> bool {
+        self.running.len() + self.importing.len() < self.config.max_running as usize
+    }
+
+    /// Whether `blocks` more fit beside what the requests in hand still need for the tokens that they have, and a block of
+    /// growth for each of them. Blocks `reserved` for older requests that wait stay untouched.
+    pub(crate) fn room_for(&self, blocks: u32, reserved: u64) -> bool {
+        let in_hand = self.running.values().chain(&self.importing);
+        let promised: u64 = in_hand.map(|id| self.missing_blocks(*id)).sum();
+        let growth = self.running.len() as u64;
+        u64::from(blocks) + promised + growth + reserved <= u64::from(self.cache.available())
+    }
+
+    /// Blocks that a request with a place still lacks for its tokens so far.
+    fn missing_blocks(&self, id: RequestId) -> u64 {
+        let sequence = &self.sequences[&id];
+        let needed = sequence.tokens().div_ceil(self.config.block_size);
+        u64::from(needed) - sequence.table.len() as u64
+    }
+
+    /// Serves the running requests that decode, or those that prefill, in order of arrival.
+    fn plan_running(&mut self, plan: &mut Plan, decoding: bool) {
+        let ids: Vec<RequestId> = self.running.values().copied().collect();
+        for id in ids {
+            if plan.budget == 0 {
+                return;
+            }
+            let sequence = &self.sequences[&id];
+            // An earlier one in this very loop may have preempted it.
+            if sequence.phase == Phase::Running && sequence.decoding() == decoding {
+                self.serve(id, plan);
+            }
+        }
+    }
+
+    fn plan_waiting(&mut self, plan: &mut Plan) {
+        while plan.budget > 0 && self.place_left() && !self.waiting.blocked {
+            let Some(id) = self.waiting.head() else { return };
+            if !self.admit(id) {
+                self.waiting.blocked = true;
+                return;
+            }
+            self.serve(id, plan);
+        }
+    }
+
+    /// Gives the oldest waiting request a place, with what is cached of it, if the pool has room for the rest.
+    fn admit(&mut self, id: RequestId) -> bool {
+        let sequence = &self.sequences[&id];
+        let older_offers = self.offered.oldest().is_some_and(|oldest| oldest < sequence.arrival);
+        let reserved = if older_offers { self.offered.demand_blocks() } else { 0 };
+        let Some(blocks) = self.lock_prefix(id, reserved) else {
+            return false;
+        };
+        self.leave_phase(id);
+        self.enter_running(id);
+        self.take_prefix(id, blocks);
+        true
+    }
+
+    /// Takes a reference on the cached blocks of a request that waits, if the pool has room for all its other tokens.
+    pub(crate) fn lock_prefix(&mut self, id: RequestId, reserved: u64) -> Option<Vec<BlockId>> {
+        let sequence = &self.sequences[&id];
+        let needed = sequence.tokens().div_ceil(self.config.block_size);
+        let hashes = sequence.reusable_hashes(self.config.block_size);
+        // Locked first: cached blocks that nobody uses count as available until they are.
+        let blocks = self.cache.acquire_prefix(&hashes);
+        let missing = needed - u32::try_from(blocks.len()).expect("no more blocks than hashes");
+        if self.room_for(missing, reserved) {
+            return Some(blocks);
+        }
+        self.cache.release(&blocks);
+        None
+    }
+
+    /// Hands its locked prefix to a request, and counts what was found the first time.
+    pub(crate) fn take_prefix(&mut self, id: RequestId, blocks: Vec<BlockId>) {
+        let block_size = self.config.block_size;
+        let (asked, found) = self.update(id, |sequence| {
+            let matched = u32::try_from(blocks.len()).expect("a table is as long as a u32 of tokens");
+            sequence.table = blocks;
+            sequence.named = matched;
+            sequence.computed = matched * block_size;
+            let asked = if sequence.looked_up { 0 } else { sequence.prompt.tokens };
+            sequence.looked_up = true;
+            let cached = sequence.computed.min(sequence.prompt.tokens);
+            let found = cached.saturating_sub(sequence.counted);
+            sequence.counted += found;
+            sequence.usage.local_cached_tokens += found;
+            (asked, found)
+        });
+        self.totals.cache_query_tokens += u64::from(asked);
+        self.totals.cache_hit_tokens += u64::from(found);
+    }
+
+    pub(crate) fn enter_running(&mut self, id: RequestId) {
+        let arrival = self.update(id, |sequence| {
+            sequence.phase = Phase::Running;
+            sequence.arrival
+        });
+        self.running.insert(arrival, id);
+    }
+
+    /// Adds as many pending tokens of a running request to the plan as budget and blocks allow.
+    fn serve(&mut self, id: RequestId, plan: &mut Plan) {
+        let count = self.sequences[&id].pending().min(plan.budget);
+        let missing = self.blocks_missing_for(id, count);
+        let (count, blocks) = match self.take_blocks(id, missing, plan) {
+            Some(blocks) => (count, blocks),
+            None => self.take_rest(id, count),
+        };
+        if count == 0 {
+            return;
+        }
+        let sequence = self.sequences.get_mut(&id).expect("a running request is known");
+        sequence.table.extend(blocks);
+        plan.push(sequence.item(count));
+    }
+
+    /// Blocks to add to a request's table before its next `count` tokens can be computed.
+    fn blocks_missing_for(&self, id: RequestId, count: u32) -> u32 {
+        let sequence = &self.sequences[&id];
+        let needed = (sequence.computed + count).div_ceil(self.config.block_size);
+        needed.saturating_sub(u32::try_from(sequence.table.len()).expect("a table is as long as a u32 of tokens"))
+    }
+
+    /// Allocates blocks for a request, at the cost of requests that came after it if it must.
+    fn take_blocks(&mut self, id: RequestId, count: u32, plan: &mut Plan) -> Option<Vec<BlockId>> {
+        let arrival = self.sequences[&id].arrival;
+        loop {
+            if let Some(blocks) = self.cache.allocate(count, &mut self.outputs) {
+                return Some(blocks);
+            }
+            let (youngest, victim) = self.running.last_key_value().map(|(at, id)| (*at, *id))?;
+            if youngest <= arrival {
+                return None;
+            }
+            self.preempt(victim, plan);
+        }
+    }
+
+    /// With nobody left to preempt: what fits into the request's last block and the blocks that can be had.
+    fn take_rest(&mut self, id: RequestId, count: u32) -> (u32, Vec<BlockId>) {
+        let sequence = &self.sequences[&id];
+        let blocks = sequence.table.len() as u64 + u64::from(self.cache.available());
+        let room = blocks * u64::from(self.config.block_size) - u64::from(sequence.computed);
+        let count = u32::try_from(room).map_or(count, |room| room.min(count));
+        let missing = self.blocks_missing_for(id, count);
+        let blocks = self.cache.allocate(missing, &mut self.outputs);
+        (count, blocks.expect("no more blocks than can be had"))
+    }
+
+    /// Takes a running request's blocks away. It waits again, before all that arrived after it.
+    fn preempt(&mut self, id: RequestId, plan: &mut Plan) {
+        plan.withdraw(id);
+        plan.preempted = true;
+        self.leave_phase(id);
+        let blocks = self.update(id, |sequence| {
+            sequence.phase = Phase::Waiting;
+            sequence.usage.preemptions += 1;
+            sequence.drop_kv()
+        });
+        self.release(&blocks);
+        self.waiting.insert(&self.sequences[&id], self.config.block_size);
+        self.totals.preemptions += 1;
+        self.outputs.push_back(Output::Preempted { id });
+    }
+}

@@ -1,0 +1,4 @@
+//! The engine core through its public API, driven as a worker drives it.
+
+mod driver;
+mod scheduling;
