@@ -1,1 +1,37 @@
 //! A Llama-family forward pass on CPU over a paged KV pool, with GGUF loading, tokenizer and chat template.
+//!
+//! [`open`] gives a [`Bundle`]: a [`Model`] and its [`Vocabulary`]. [`Model::forward`] computes chunks of several
+//! sequences over the blocks of a [`KvStore`]; the bits of a token's logits do not depend on what else was in the batch,
+//! on how the prompt was cut, on which blocks hold it or on where they were computed. That is what lets a router move
+//! sessions between workers and prove that nothing changed.
+//!
+//! Not here: scheduling and block ownership (`homing-engine`, `homing-kv`), sampling (the worker), any network access
+//! except the one download of a model that was asked for.
+
+#![expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "float32 arithmetic on counts far below 2^24"
+)]
+
+mod attention;
+mod config;
+mod forward;
+mod kv_store;
+mod math;
+mod matrix;
+mod model;
+mod rope;
+mod strftime;
+mod template;
+mod tiny;
+mod tokenizer;
+
+pub use config::{ModelConfig, RopeConfig};
+pub use forward::{Chunk, ForwardError};
+pub use kv_store::{KvError, KvStore};
+pub use matrix::Precision;
+pub use model::{Model, WeightSource};
+pub use template::{CHATML, ChatInput, ChatTemplate, TemplateError};
+pub use tiny::{TinyWeights, tiny_config};
+pub use tokenizer::{Cut, StreamDecoder, TokenKind, Tokenizer, TokenizerError, TokenizerParts};

@@ -1,0 +1,118 @@
+//! `tiny`: a Llama of random weights, made from a seed in a millisecond, for tests and for machines with no download.
+//!
+//! It says nothing sensible, but it is a real model in every other respect: grouped-query attention over a long context,
+//! weights in Q8_0, greedy tokens that depend on everything before them. Three choices see to the last: queries and keys
+//! are large, so that attention picks positions instead of averaging them all; the output is not the embedding, so that a
+//! token does not predict itself; and only printable characters, the newline and `<|im_end|>` have output rows of full
+//! size, so that an answer is readable text that ends by itself after a hundred tokens or so.
+
+use crate::config::{ModelConfig, RopeConfig};
+use crate::matrix::Precision;
+use crate::model::{Model, WeightSource};
+use crate::tokenizer::BYTE_SPECIALS;
+use homing_units::{Rng, rng_for};
+use rand::RngExt as _;
+use std::convert::Infallible;
+
+/// Output rows of tokens that an answer should not hold are this much smaller than the others.
+const RARE: f32 = 0.2;
+
+impl Model {
+    /// The tiny model of a seed, in Q8_0. The same seed gives the same bits everywhere.
+    #[must_use]
+    pub fn tiny(seed: u64) -> Self {
+        Self::tiny_in(seed, Precision::Q8_0)
+    }
+
+    /// The tiny model of a seed in a chosen precision.
+    #[must_use]
+    pub fn tiny_in(seed: u64, precision: Precision) -> Self {
+        let Ok(model) = Self::new(tiny_config(), &mut TinyWeights { seed }, precision);
+        model
+    }
+}
+
+/// The shape of [`Model::tiny`].
+#[must_use]
+pub fn tiny_config() -> ModelConfig {
+    let head_dim = 16;
+    ModelConfig {
+        name: "tiny".to_owned(),
+        layers: 3,
+        hidden: 64,
+        feed_forward: 128,
+        heads: 4,
+        kv_heads: 2,
+        head_dim,
+        vocab: 256 + BYTE_SPECIALS.len(),
+        context_tokens: 32_768,
+        norm_epsilon: 1e-5,
+        rope: RopeConfig {
+            base: 10_000.0,
+            dimensions: head_dim,
+            factors: vec![1.0; head_dim / 2],
+        },
+    }
+}
+
+/// The weights of [`Model::tiny`] by their GGUF names: each tensor is drawn from a stream of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct TinyWeights {
+    /// What they are drawn from.
+    pub seed: u64,
+}
+
+impl WeightSource for TinyWeights {
+    type Error = Infallible;
+
+    fn tensor(&mut self, name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, Infallible> {
+        if name.ends_with("norm.weight") {
+            return Ok(vec![1.0; rows * columns]);
+        }
+        let mut rng = rng_for(self.seed, name);
+        let scale = gain(name) / (columns as f32).sqrt();
+        let values = (0..rows).flat_map(|row| {
+            let scale = if name == "output.weight" {
+                scale * prominence(row)
+            } else {
+                scale
+            };
+            draw(&mut rng, columns).map(|value| value * scale).collect::<Vec<_>>()
+        });
+        Ok(values.collect())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        name == "output.weight"
+    }
+}
+
+/// How large a tensor's products are, for inputs of size one.
+fn gain(name: &str) -> f32 {
+    match name.split('.').rev().nth(1) {
+        Some("token_embd") => 4.0,
+        Some("attn_q" | "attn_k") => 2.0,
+        Some("attn_output") => 2.0,
+        _ => 1.5,
+    }
+}
+
+fn prominence(token: usize) -> f32 {
+    let end = 256
+        + BYTE_SPECIALS
+            .iter()
+            .position(|special| *special == "<|im_end|>")
+            .unwrap_or(0);
+    match u8::try_from(token) {
+        Ok(byte) if byte == b'\n' || byte == b' ' || byte.is_ascii_graphic() => 1.0,
+        Err(_) if token == end => 1.0,
+        Ok(_) | Err(_) => RARE,
+    }
+}
+
+/// Values of mean 0 and variance 1. Uniform ones, because the tails of a normal draw take a logarithm that differs between
+/// platforms.
+fn draw(rng: &mut Rng, count: usize) -> impl Iterator<Item = f32> {
+    let bound = 3.0f32.sqrt();
+    (0..count).map(move |_| rng.random_range(-bound..bound))
+}

@@ -1,0 +1,407 @@
+//! Text to tokens and back, byte-level BPE only: GGUF's `gpt2` tokenizers and the bytes of `tiny`.
+//!
+//! Encoding is the `tokenizers` crate's. Decoding is ours, on bytes: a token is a run of bytes, text is what these bytes
+//! say in UTF-8, and a stream can be cut after any token without ever showing half a character.
+
+use std::sync::Arc;
+use tokenizers::AddedToken;
+use tokenizers::models::bpe::{BPE, Merges};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::tokenizer::SplitDelimiterBehavior;
+
+/// The special tokens of `tiny`, after its 256 bytes.
+pub(crate) const BYTE_SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+
+/// Special tokens that end an answer in one model family or another, besides the one that a model declares.
+const ENDS: [&str; 5] = [
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+];
+
+/// How Llama 3 cuts text before it merges.
+const LLAMA_3_PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// A byte-level BPE tokenizer. Cloning shares it.
+#[derive(Clone)]
+pub struct Tokenizer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    encoder: tokenizers::Tokenizer,
+    tokens: Vec<Token>,
+    bos: Option<u32>,
+    /// Sorted.
+    ends: Vec<u32>,
+}
+
+/// A token's bytes, and whether it is a control token, which is no part of the text.
+struct Token {
+    bytes: Box<[u8]>,
+    control: bool,
+}
+
+/// What a tokenizer is made of.
+#[derive(Clone, Debug, Default)]
+pub struct TokenizerParts {
+    /// Tokens in the order of their ids, spelt in GPT-2's alphabet of bytes (control and user-defined ones as they are).
+    pub tokens: Vec<String>,
+    /// What kind of token each is.
+    pub kinds: Vec<TokenKind>,
+    /// Merges in the order of their ranks.
+    pub merges: Vec<(String, String)>,
+    /// How text is cut before merging.
+    pub cut: Cut,
+    /// The token that begins every prompt, where the model wants one.
+    pub bos: Option<u32>,
+    /// The token that ends an answer.
+    pub eos: Option<u32>,
+}
+
+/// What a token stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenKind {
+    /// A run of bytes, found by merging.
+    Normal,
+    /// A marker such as `<|im_end|>`: found verbatim in prompts, no part of the text of an answer.
+    Control,
+    /// Found verbatim, and part of the text.
+    UserDefined,
+}
+
+/// How text is cut before merging.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cut {
+    /// GPT-2's pattern.
+    #[default]
+    Gpt2,
+    /// Each digit alone, then GPT-2's pattern.
+    SmolLm,
+    /// Llama 3's pattern; a piece that is a token is taken whole.
+    Llama3,
+}
+
+/// Why a tokenizer could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// Byte-level BPE needs a token for each byte.
+    #[error("the vocabulary has no token for byte `{byte:#04x}`, expected byte-level BPE")]
+    MissingByte {
+        /// The byte.
+        byte: u8,
+    },
+    /// Not one kind for each token.
+    #[error("{kinds} token types for {tokens} tokens, expected one for each")]
+    Kinds {
+        /// Types that came.
+        kinds: usize,
+        /// Tokens that came.
+        tokens: usize,
+    },
+    /// A special token's id is outside the vocabulary.
+    #[error("special token `{id}` is outside the vocabulary, expected less than {tokens}")]
+    Special {
+        /// The id.
+        id: u32,
+        /// Tokens of the vocabulary.
+        tokens: usize,
+    },
+    /// The merges do not fit the vocabulary.
+    #[error("the merges do not fit the vocabulary: {0}")]
+    Merges(String),
+}
+
+impl Tokenizer {
+    /// The tokenizer of these parts.
+    ///
+    /// # Errors
+    /// If the parts do not fit together.
+    pub fn new(parts: TokenizerParts) -> Result<Self, TokenizerError> {
+        let count = parts.tokens.len();
+        if parts.kinds.len() != count {
+            return Err(TokenizerError::Kinds {
+                kinds: parts.kinds.len(),
+                tokens: count,
+            });
+        }
+        if let Some(id) = parts.bos.into_iter().chain(parts.eos).find(|id| *id as usize >= count) {
+            return Err(TokenizerError::Special { id, tokens: count });
+        }
+        let tokens: Vec<Token> = parts
+            .tokens
+            .iter()
+            .zip(&parts.kinds)
+            .map(|(text, kind)| token(text, *kind))
+            .collect();
+        let mut ends: Vec<u32> = parts.eos.into_iter().collect();
+        for (id, (text, kind)) in (0..).zip(parts.tokens.iter().zip(&parts.kinds)) {
+            if *kind == TokenKind::Control && ENDS.contains(&text.as_str()) {
+                ends.push(id);
+            }
+        }
+        ends.sort_unstable();
+        ends.dedup();
+        let bos = parts.bos;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                encoder: encoder(parts)?,
+                tokens,
+                bos,
+                ends,
+            }),
+        })
+    }
+
+    /// The tokenizer of `tiny`: token `b` is byte `b`, then the special tokens.
+    #[must_use]
+    pub fn bytes() -> Self {
+        let specials = BYTE_SPECIALS.map(str::to_owned);
+        let mut kinds = vec![TokenKind::Normal; 256];
+        kinds.resize(256 + specials.len(), TokenKind::Control);
+        let tokens = (0..=u8::MAX)
+            .map(|byte| spelling(byte).to_string())
+            .chain(specials)
+            .collect();
+        let parts = TokenizerParts {
+            tokens,
+            kinds,
+            ..TokenizerParts::default()
+        };
+        Self::new(parts).expect("every byte has a token")
+    }
+
+    /// The tokens of a text. Control tokens that are spelt out in it (as a chat template does) become these tokens.
+    #[must_use]
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        let encoding = self.shared.encoder.encode_fast(text, false);
+        encoding.expect("byte-level BPE takes any text").get_ids().to_vec()
+    }
+
+    /// The tokens of a plain prompt: [`encode`](Self::encode), after the token that begins prompts if the model has one.
+    /// A chat template writes that token itself.
+    #[must_use]
+    pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
+        let mut tokens = self.encode(text);
+        if let Some(bos) = self.shared.bos
+            && tokens.first() != Some(&bos)
+        {
+            tokens.insert(0, bos);
+        }
+        tokens
+    }
+
+    /// The text of tokens. Control tokens are left out; bytes that are no UTF-8 become U+FFFD.
+    #[must_use]
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|token| self.text_bytes(*token))
+            .copied()
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// A decoder that is fed one token after the other.
+    #[must_use]
+    pub fn stream(&self) -> StreamDecoder {
+        StreamDecoder {
+            tokenizer: self.clone(),
+            pending: Vec::new(),
+        }
+    }
+
+    /// The bytes that a token adds to a text: none for a control token or one outside the vocabulary.
+    #[must_use]
+    pub fn text_bytes(&self, token: u32) -> &[u8] {
+        match self.shared.tokens.get(token as usize) {
+            Some(token) if !token.control => &token.bytes,
+            Some(_) | None => &[],
+        }
+    }
+
+    /// How a token is written out, for showing it: a control token by its name.
+    #[must_use]
+    pub fn spelled(&self, token: u32) -> String {
+        let bytes = self
+            .shared
+            .tokens
+            .get(token as usize)
+            .map_or(&[][..], |token| &token.bytes);
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    /// The id of a control token such as `<|im_end|>`.
+    #[must_use]
+    pub fn control(&self, name: &str) -> Option<u32> {
+        let id = self.shared.encoder.token_to_id(name)?;
+        self.shared
+            .tokens
+            .get(id as usize)
+            .filter(|token| token.control)
+            .map(|_| id)
+    }
+
+    /// The tokens that end an answer, in ascending order.
+    #[must_use]
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.shared.ends
+    }
+
+    /// Whether a token ends an answer.
+    #[must_use]
+    pub fn is_end(&self, token: u32) -> bool {
+        self.shared.ends.binary_search(&token).is_ok()
+    }
+
+    /// The token that begins plain prompts, if the model wants one.
+    #[must_use]
+    pub fn bos(&self) -> Option<u32> {
+        self.shared.bos
+    }
+
+    /// Tokens of the vocabulary.
+    #[must_use]
+    pub fn vocab(&self) -> usize {
+        self.shared.tokens.len()
+    }
+}
+
+/// Decodes token by token: what it gives, put together, is what [`Tokenizer::decode`] gives for all tokens at once.
+/// It holds back at most three bytes, the beginning of a character.
+pub struct StreamDecoder {
+    tokenizer: Tokenizer,
+    pending: Vec<u8>,
+}
+
+impl StreamDecoder {
+    /// The text that is complete with this token; empty while a character is not.
+    pub fn push(&mut self, token: u32) -> String {
+        self.pending.extend_from_slice(self.tokenizer.text_bytes(token));
+        let mut text = String::new();
+        let mut held = 0;
+        for chunk in self.pending.utf8_chunks() {
+            text.push_str(chunk.valid());
+            // Only the last chunk can be the beginning of a character; any other invalid run is over.
+            let begun = chunk.invalid();
+            if is_begun_character(begun) && self.pending.ends_with(begun) && is_last(chunk, &self.pending) {
+                held = begun.len();
+            } else if !begun.is_empty() {
+                text.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+        self.pending.drain(..self.pending.len() - held);
+        text
+    }
+
+    /// What is left at the end of the stream: U+FFFD for a character that was never completed.
+    pub fn finish(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
+    }
+}
+
+/// Whether a chunk's bytes are the last ones of `bytes`.
+fn is_last(chunk: std::str::Utf8Chunk<'_>, bytes: &[u8]) -> bool {
+    std::ptr::eq(chunk.invalid().as_ptr_range().end, bytes.as_ptr_range().end)
+}
+
+/// Whether bytes are a proper beginning of some character's UTF-8, so that more bytes could complete it.
+fn is_begun_character(bytes: &[u8]) -> bool {
+    !bytes.is_empty()
+        && std::str::from_utf8(bytes).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+}
+
+fn token(text: &str, kind: TokenKind) -> Token {
+    let bytes = match kind {
+        TokenKind::Normal => spelled_bytes(text),
+        TokenKind::Control | TokenKind::UserDefined => None,
+    };
+    let bytes = bytes.unwrap_or_else(|| text.as_bytes().to_vec());
+    Token {
+        bytes: bytes.into_boxed_slice(),
+        control: kind == TokenKind::Control,
+    }
+}
+
+fn encoder(parts: TokenizerParts) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    let (mut controls, mut user_defined) = (Vec::new(), Vec::new());
+    for (text, kind) in parts.tokens.iter().zip(&parts.kinds) {
+        match kind {
+            TokenKind::Normal => {}
+            TokenKind::Control => controls.push(AddedToken::from(text.clone(), true)),
+            TokenKind::UserDefined => user_defined.push(AddedToken::from(text.clone(), false).normalized(false)),
+        }
+    }
+    let vocabulary: tokenizers::models::bpe::Vocab = parts.tokens.into_iter().zip(0..).collect();
+    if let Some(byte) = (0..=u8::MAX).find(|byte| !vocabulary.contains_key(&spelling(*byte).to_string())) {
+        return Err(TokenizerError::MissingByte { byte });
+    }
+    let merges: Merges = parts.merges;
+    let builder = BPE::builder()
+        .vocab_and_merges(vocabulary, merges)
+        .ignore_merges(parts.cut == Cut::Llama3);
+    let mut encoder = tokenizers::Tokenizer::new(
+        builder
+            .build()
+            .map_err(|error| TokenizerError::Merges(error.to_string()))?,
+    );
+    encoder.with_pre_tokenizer(Some(pre_tokenizer(parts.cut)));
+    encoder
+        .add_special_tokens(controls)
+        .expect("a control token is in the vocabulary");
+    encoder
+        .add_tokens(user_defined)
+        .expect("a user-defined token is in the vocabulary");
+    Ok(encoder)
+}
+
+fn pre_tokenizer(cut: Cut) -> PreTokenizerWrapper {
+    let byte_level = |use_regex| ByteLevel::new(false, true, use_regex).into();
+    match cut {
+        Cut::Gpt2 => byte_level(true),
+        Cut::SmolLm => Sequence::new(vec![Digits::new(true).into(), byte_level(true)]).into(),
+        Cut::Llama3 => {
+            let pattern = SplitPattern::Regex(LLAMA_3_PATTERN.to_owned());
+            let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).expect("the pattern is valid");
+            Sequence::new(vec![split.into(), byte_level(false)]).into()
+        }
+    }
+}
+
+/// How GPT-2's alphabet spells a byte: printable Latin-1 characters as themselves, the others as those from U+0100 on.
+fn spelling(byte: u8) -> char {
+    if is_spelled_as_itself(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|other| !is_spelled_as_itself(*other)).count();
+    u32::try_from(before)
+        .ok()
+        .and_then(|before| char::from_u32(0x100 + before))
+        .expect("fewer than 256 characters follow U+0100")
+}
+
+fn is_spelled_as_itself(byte: u8) -> bool {
+    matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff)
+}
+
+/// The bytes that a token spells, or `None` if it holds a character outside the alphabet.
+fn spelled_bytes(text: &str) -> Option<Vec<u8>> {
+    static ALPHABET: std::sync::LazyLock<Vec<(char, u8)>> = std::sync::LazyLock::new(|| {
+        let mut alphabet: Vec<_> = (0..=u8::MAX).map(|byte| (spelling(byte), byte)).collect();
+        alphabet.sort_unstable();
+        alphabet
+    });
+    let byte = |character: char| {
+        let index = ALPHABET
+            .binary_search_by_key(&character, |(spelling, _)| *spelling)
+            .ok()?;
+        Some(ALPHABET[index].1)
+    };
+    text.chars().map(byte).collect()
+}
