@@ -24,7 +24,10 @@ pub const STEP: Duration = Duration::from_millis(10);
 pub struct Request {
     pub tokens: Vec<u32>,
     pub prompt: usize,
+    pub max_output: u32,
     pub stop_after: u32,
+    /// Prompt positions that steps computed.
+    pub computed: BTreeSet<usize>,
     pub end: Option<Finished>,
     pub rejected: Option<Reject>,
 }
@@ -85,7 +88,9 @@ impl Driver {
         let request = Request {
             tokens: tokens.to_vec(),
             prompt: tokens.len(),
+            max_output: max_output_tokens,
             stop_after,
+            computed: BTreeSet::new(),
             end: None,
             rejected: None,
         };
@@ -117,9 +122,15 @@ impl Driver {
 
     /// Runs the outstanding step. Whether there was one.
     pub fn run_step(&mut self) -> bool {
+        self.run_step_without(|_| false)
+    }
+
+    /// Runs the outstanding step, but for those items, whose samples stay out of the answer.
+    pub fn run_step_without(&mut self, left_out: impl Fn(RequestId) -> bool) -> bool {
         let Some(step) = self.step.take() else { return false };
         self.now += STEP;
-        let sampled = step.items.iter().filter_map(|item| self.run_item(item)).collect();
+        let run = step.items.iter().filter(|item| !(item.sample && left_out(item.id)));
+        let sampled = run.filter_map(|item| self.run_item(item)).collect();
         self.input(Input::StepDone(sampled));
         true
     }
@@ -214,6 +225,8 @@ impl Driver {
             let Some(output) = self.engine.poll_output() else {
                 self.engine.check_invariants();
                 self.assert_events_tell_the_cache();
+                let overdue = self.engine.poll_timeout().is_some_and(|at| at <= self.now);
+                assert!(!overdue, "what is due was done");
                 return;
             };
             self.engine.check_invariants();
@@ -294,6 +307,7 @@ impl Driver {
             "`{}`: each sampled token counts once",
             finished.id
         );
+        assert_sources_add_up(request, &finished);
         request.end = Some(finished);
     }
 
@@ -346,6 +360,8 @@ impl Driver {
         );
         let prints = fingerprints(&request.tokens);
         self.assert_holds(item.id, &table, &prints[..start]);
+        let request = self.requests.get_mut(&item.id).expect("a request in a step is known");
+        request.computed.extend(start..end.min(request.prompt));
         for (position, print) in prints.iter().enumerate().take(end).skip(start) {
             let (block, slot) = self.place(&table, position);
             self.memory[block.0 as usize][slot] = *print;
@@ -419,6 +435,27 @@ impl Driver {
                 self.memory[block.0 as usize][slot] = *print;
             }
         }
+    }
+}
+
+/// A request that was served got each prompt token from one source, and as many tokens as it was to get.
+fn assert_sources_add_up(request: &Request, finished: &Finished) {
+    let usage = finished.usage;
+    match finished.reason {
+        FinishReason::Stop => assert_eq!(usage.output_tokens, request.stop_after),
+        FinishReason::Length => assert_eq!(usage.output_tokens, request.max_output),
+        FinishReason::ImportFailed(_) => assert_eq!(usage.output_tokens, 0),
+        FinishReason::Aborted => return,
+    }
+    let got = usage.local_cached_tokens + usage.imported_tokens;
+    assert!(
+        got < usage.prompt_tokens,
+        "the last prompt token is computed: {finished:?}"
+    );
+    let served = matches!(finished.reason, FinishReason::Stop | FinishReason::Length);
+    if served && usage.preemptions == 0 {
+        let computed = u32::try_from(request.computed.len()).expect("small");
+        assert_eq!(got + computed, usage.prompt_tokens, "the sources add up: {finished:?}");
     }
 }
 

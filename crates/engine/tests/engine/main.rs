@@ -1,4 +1,5 @@
 //! The engine core through its public API, driven as a worker drives it.
 
 mod driver;
+mod schedules;
 mod scheduling;

@@ -1,0 +1,223 @@
+//! Random schedules over tiny pools: whatever arrives in whatever order, every request ends once, with the right KV under
+//! it, and nothing is left behind. The driver checks each output and the engine's invariants after each input.
+
+use crate::driver::{Driver, small, tokens};
+use homing_engine::api::{EngineConfig, ImportError, Input, Transfer};
+use homing_units::{Duration, RequestId};
+use proptest::prelude::*;
+
+/// More rounds than it takes to serve what a schedule leaves behind.
+const MAX_ROUNDS: u32 = 2_000;
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Submit(Turn),
+    /// Requests that arrive together.
+    Burst(Vec<Turn>),
+    Step,
+    /// A step whose driver forgets the samples of every second request.
+    ForgetfulStep,
+    Abort(usize),
+    ImportDone(usize, bool),
+    Ack(usize),
+    Wait(u64),
+    ClearCache,
+}
+
+#[derive(Clone, Debug)]
+struct Turn {
+    base: u32,
+    /// Tokens of the base; what follows is this request's own.
+    shared: usize,
+    own: usize,
+    /// Go on from an earlier request's prompt and output, as an agent's next turn does.
+    follows: Option<usize>,
+    max_output: u32,
+    stop_after: u32,
+    transfer: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Plain,
+    Export,
+    /// Tenths of the prompt that are on offer.
+    Import(u32),
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    let kind = prop_oneof![
+        3 => Just(Kind::Plain),
+        2 => Just(Kind::Export),
+        3 => (0_u32..=10).prop_map(Kind::Import),
+    ];
+    (
+        0_u32..3,
+        0_usize..24,
+        0_usize..12,
+        proptest::option::of(0_usize..20),
+        1_u32..14,
+        1_u32..20,
+        kind,
+    )
+        .prop_map(|(base, shared, own, follows, max_output, stop_after, transfer)| Turn {
+            base,
+            shared,
+            own,
+            follows,
+            max_output,
+            stop_after,
+            transfer,
+        })
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        6 => turn().prop_map(Operation::Submit),
+        1 => proptest::collection::vec(turn(), 2..5).prop_map(Operation::Burst),
+        16 => Just(Operation::Step),
+        1 => Just(Operation::ForgetfulStep),
+        2 => (0_usize..40).prop_map(Operation::Abort),
+        5 => (0_usize..8, prop::bool::weighted(0.8)).prop_map(|(index, ok)| Operation::ImportDone(index, ok)),
+        3 => (0_usize..8).prop_map(Operation::Ack),
+        1 => (0_u64..1500).prop_map(Operation::Wait),
+        1 => Just(Operation::ClearCache),
+    ]
+}
+
+fn config() -> impl Strategy<Value = EngineConfig> {
+    (4_u32..30, 1_u32..20, 1_u32..6, 0_u32..8).prop_map(|(kv_blocks, max_batch_tokens, max_running, max_waiting)| {
+        EngineConfig {
+            max_batch_tokens,
+            max_running,
+            max_waiting,
+            max_context_tokens: 120,
+            ..small(kv_blocks)
+        }
+    })
+}
+
+/// A schedule in play.
+struct Play {
+    driver: Driver,
+    next_id: u64,
+}
+
+impl Play {
+    fn submit(&mut self, turn: &Turn) {
+        let mut prompt = tokens(turn.base, turn.shared);
+        let earlier = turn.follows.and_then(|index| self.driver.requests.values().nth(index));
+        if let Some(earlier) = earlier {
+            prompt.clone_from(&earlier.tokens);
+        }
+        let own = u32::try_from(1000 + self.next_id).expect("small");
+        prompt.extend(tokens(own, turn.own));
+        let length = u32::try_from(prompt.len()).expect("small");
+        let transfer = match turn.transfer {
+            Kind::Plain => Transfer::None,
+            Kind::Export => Transfer::Export,
+            Kind::Import(tenths) => Transfer::Import {
+                tokens: length * tenths / 10,
+            },
+        };
+        self.next_id += 1;
+        self.driver
+            .submit_stopping(self.next_id, &prompt, turn.max_output, turn.stop_after, transfer);
+    }
+
+    fn play(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Submit(turn) => self.submit(turn),
+            Operation::Burst(turns) => turns.iter().for_each(|turn| self.submit(turn)),
+            Operation::Step => {
+                self.driver.run_step();
+            }
+            Operation::ForgetfulStep => {
+                self.driver.run_step_without(|id| id.0.is_multiple_of(2));
+            }
+            Operation::Abort(index) => self.driver.input(Input::Abort(RequestId(*index as u64))),
+            Operation::ImportDone(index, ok) => {
+                let import = self.driver.imports.keys().nth(*index).copied();
+                let outcome = if *ok { Ok(()) } else { Err(ImportError::Corrupt) };
+                if let Some(id) = import {
+                    self.driver.finish_import(id, outcome);
+                }
+            }
+            Operation::Ack(index) => {
+                let export = self.driver.exports.keys().nth(*index).copied();
+                if let Some(id) = export {
+                    self.driver.ack(id);
+                }
+            }
+            Operation::Wait(milliseconds) => {
+                self.driver.now += Duration::from_millis(*milliseconds);
+                self.driver.input(Input::Timeout);
+            }
+            Operation::ClearCache => self.driver.input(Input::ClearCache),
+        }
+    }
+
+    /// A patient world: imports succeed, leases end, steps run, until nothing is left.
+    fn finish(&mut self) {
+        for _ in 0..MAX_ROUNDS {
+            self.driver.run();
+            if let Some(id) = self.driver.imports.keys().next().copied() {
+                self.driver.finish_import(id, Ok(()));
+            } else if self.driver.engine.poll_timeout().is_some() {
+                self.driver.advance_to_timeout();
+            } else {
+                self.driver.assert_idle();
+                return;
+            }
+        }
+        panic!(
+            "not done after {MAX_ROUNDS} rounds: {:?}",
+            self.driver.engine.snapshot()
+        );
+    }
+
+    /// With an idle engine: the totals are the sums over the requests.
+    fn assert_totals(&self) {
+        let snapshot = self.driver.engine.snapshot();
+        let ends = self.driver.requests.values().filter_map(|request| request.end);
+        let (mut local, mut imported, mut output, mut preemptions) = (0, 0, 0, 0);
+        for end in ends {
+            local += u64::from(end.usage.local_cached_tokens);
+            imported += u64::from(end.usage.imported_tokens);
+            output += u64::from(end.usage.output_tokens);
+            preemptions += u64::from(end.usage.preemptions);
+        }
+        assert_eq!(snapshot.cache_hit_tokens, local);
+        assert_eq!(snapshot.imported_tokens, imported);
+        assert_eq!(snapshot.output_tokens, output);
+        assert_eq!(snapshot.preemptions, preemptions);
+        assert!(
+            snapshot.cache_hit_tokens + snapshot.imported_tokens + snapshot.computed_tokens <= self.prompt_tokens()
+        );
+    }
+
+    fn prompt_tokens(&self) -> u64 {
+        self.driver.requests.values().map(|request| request.prompt as u64).sum()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_request_ends_once_with_the_right_kv(
+        config in config(),
+        schedule in proptest::collection::vec(operation(), 1..90),
+    ) {
+        let mut play = Play { driver: Driver::new(config), next_id: 0 };
+        for operation in &schedule {
+            play.play(operation);
+        }
+        play.finish();
+        play.assert_totals();
+        // What is cached can be dropped, and then nothing is.
+        play.driver.input(Input::ClearCache);
+        prop_assert_eq!(play.driver.engine.cached_blocks(), 0);
+        prop_assert!(play.driver.cache.is_empty());
+    }
+}
