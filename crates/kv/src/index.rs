@@ -16,8 +16,6 @@
 
 mod audit;
 mod overlap;
-#[cfg(test)]
-mod tests;
 
 pub use audit::{IndexDump, IndexedBlock};
 pub use overlap::Overlap;

@@ -15,8 +15,6 @@
 //! It does not hold KV, know tokens, or look at a clock: the tick counts releases, so the same calls evict the same blocks.
 
 mod audit;
-#[cfg(test)]
-mod tests;
 
 use crate::{BlockHash, BlockId, BlockMap};
 use std::collections::BTreeSet;
