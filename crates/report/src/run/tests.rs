@@ -1,0 +1,180 @@
+//! The document of a small run as a snapshot, and what its figures mean.
+
+use super::*;
+
+/// A request that arrives at `arrival` ms, answers at `first` ms and ends at `end` ms.
+fn request(session: u32, turn: u32, times: [u64; 3], prompt_tokens: u32, path: Path, worker: &str) -> RequestRecord {
+    let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
+    RequestRecord {
+        request: u64::from(session) * 10 + u64::from(turn),
+        session,
+        session_name: format!("s{session}"),
+        agent: 0,
+        turn,
+        first_of_agent: turn == 0,
+        arrival: at(times[0]),
+        first_token: Some(at(times[1])),
+        end: at(times[2]),
+        itl_max: Some(Duration::from_millis(40)),
+        prompt_tokens,
+        cached_tokens: if turn == 0 { 0 } else { prompt_tokens - 100 },
+        output_tokens: 11,
+        path: Some(path),
+        worker: Some(worker.to_owned()),
+        prefill_worker: matches!(path, Path::Seed | Path::Reseed).then(|| "p0".to_owned()),
+        error: None,
+    }
+}
+
+fn failed(mut request: RequestRecord, kind: &str) -> RequestRecord {
+    request.error = Some(kind.to_owned());
+    request.first_token = None;
+    request.itl_max = None;
+    request.output_tokens = 0;
+    request
+}
+
+fn small_run(seed: u64) -> RunRecord {
+    let later = seed * 10;
+    let requests = vec![
+        request(0, 0, [0, 400, 1400], 1000, Path::Seed, "d0"),
+        request(0, 1, [2000, 2100, 3100 + later], 2000, Path::Append, "d0"),
+        request(1, 0, [500, 1500, 2500], 20_000, Path::Seed, "d1"),
+        request(1, 1, [3000, 3900, 4900], 40_000, Path::Reseed, "d1"),
+        failed(
+            request(1, 2, [5000, 5000, 6000], 50_000, Path::Append, "d0"),
+            "transfer_failed",
+        ),
+    ];
+    let worker = |name: &str, role: &str| WorkerRecord {
+        name: name.to_owned(),
+        role: role.to_owned(),
+        kv_usage_max: Some(0.75),
+        evictions: Some(3),
+        evicted_tokens: Some(100),
+        transfers_in: Some(2),
+        transfers_out: Some(1),
+        transfer_errors: Some(0),
+        busy: Some(Duration::from_millis(1500)),
+    };
+    RunRecord {
+        seed,
+        requests,
+        workers: vec![worker("p0", "prefill"), worker("d0", "decode")],
+    }
+}
+
+fn experiment() -> Experiment {
+    Experiment {
+        trace: "small".to_owned(),
+        cluster: "1p2d".to_owned(),
+        policy: "homing".to_owned(),
+        time_scale: 1.0,
+        block_size: Some(16),
+        classes: ClassBounds::default(),
+        left_out: LeftOut {
+            sessions: 27,
+            turns: 1700,
+            ..LeftOut::default()
+        },
+    }
+}
+
+#[test]
+fn the_document_of_a_small_run() {
+    let report = Report::new(&experiment(), &[small_run(1), small_run(2), small_run(3)]);
+    let json = report.to_json_pretty();
+    assert_eq!(serde_json::from_str::<Report>(&json).expect("its own form"), report);
+    let one_run = Report {
+        runs: report.runs[..1].to_vec(),
+        ..report
+    };
+    insta::assert_snapshot!(one_run.to_json_pretty());
+}
+
+#[test]
+fn equal_runs_are_equal_bytes() {
+    let json = || Report::new(&experiment(), &[small_run(1), small_run(2)]).to_json();
+    assert_eq!(json(), json());
+}
+
+#[test]
+fn a_run_without_requests_has_no_figures_and_no_zeros_for_them() {
+    let run = Run::new(&RunRecord::default(), ClassBounds::default());
+    assert_eq!(run.latency_s, Distribution::default());
+    assert_eq!((run.hit_ratio, run.duration_s), (None, 0.0));
+    let report = Report::new(&experiment(), &[RunRecord::default()]);
+    assert!(!report.summary.contains_key("latency_s.mean"));
+    assert_eq!(report.summary["requests"].mean, 0.0);
+}
+
+#[test]
+fn warnings_name_what_weakens_the_conclusions() {
+    let warnings = |time_scale: f64, runs: usize| {
+        let runs: Vec<RunRecord> = (0..runs).map(|seed| small_run(seed as u64)).collect();
+        Report::new(
+            &Experiment {
+                time_scale,
+                ..experiment()
+            },
+            &runs,
+        )
+        .warnings
+    };
+    assert_eq!(warnings(1.0, 3), [""; 0]);
+    assert_eq!(
+        warnings(1.0, 1),
+        ["1 run(s): below 3 the spread between equal runs is not known"]
+    );
+    assert_eq!(warnings(10.0, 3).len(), 1);
+}
+
+#[test]
+fn a_session_is_starved_when_under_a_fifth_of_its_later_turns_append() {
+    let session = |session: u32, appended: u32, later: u32| {
+        (0..=later).map(move |turn| {
+            let path = if turn > 0 && turn <= appended {
+                Path::Append
+            } else {
+                Path::Local
+            };
+            request(session, turn, [0, 1, 2], 1000 + turn, path, "d0")
+        })
+    };
+    let check = |appended: u32, later: u32, expected: [u64; 5]| {
+        let requests: Vec<RequestRecord> = session(0, appended, later).collect();
+        let sessions = Sessions::of(&requests);
+        assert_eq!(sessions.append_rate_histogram, expected, "{appended} of {later}");
+        assert_eq!(sessions.starved, expected[0]);
+        let peak = |bucket: usize| (expected[bucket] == 1).then(|| f64::from(1000 + later));
+        assert_eq!(
+            (sessions.starved_peak_tokens_mean, sessions.lucky_peak_tokens_mean),
+            (peak(0), peak(4))
+        );
+    };
+    check(0, 0, [0; 5]);
+    check(0, 10, [1, 0, 0, 0, 0]);
+    check(1, 10, [1, 0, 0, 0, 0]);
+    check(2, 10, [0, 1, 0, 0, 0]);
+    check(19, 100, [1, 0, 0, 0, 0]);
+    check(79, 100, [0, 0, 0, 1, 0]);
+    check(80, 100, [0, 0, 0, 0, 1]);
+    check(10, 10, [0, 0, 0, 0, 1]);
+    // A turn that failed on its way to an append did not append.
+    let requests: Vec<RequestRecord> = session(0, 9, 9).map(|request| failed(request, "worker_lost")).collect();
+    assert_eq!(Sessions::of(&requests).starved, 1);
+}
+
+#[test]
+fn a_worker_of_whom_only_the_name_was_seen_is_reported() {
+    let run = Run::new(&small_run(1), ClassBounds::default());
+    let seen: Vec<(&str, &str, u64, u64)> = run
+        .workers
+        .iter()
+        .map(|w| (w.name.as_str(), w.role.as_str(), w.requests, w.sessions))
+        .collect();
+    assert_eq!(
+        seen,
+        [("p0", "prefill", 3, 2), ("d0", "decode", 3, 2), ("d1", "unknown", 2, 1)]
+    );
+}

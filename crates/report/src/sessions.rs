@@ -1,0 +1,84 @@
+//! How sessions fared: on how many workers each lived, and how many of its later turns found their KV in place.
+
+use crate::record::{Path, RequestRecord};
+use crate::stats::{mean, rounded};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Buckets of the histogram, each of a fifth.
+const BUCKETS: usize = 5;
+
+/// How sessions fared. A later turn is one whose agent had sent a request before; a session without later turns has no
+/// append rate and is in no bucket.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sessions {
+    /// Sessions that sent at least one request.
+    pub count: u64,
+    /// Decode workers that a session was served by, on average.
+    pub workers_per_session_mean: Option<f64>,
+    /// Sessions by the share of their later turns that took `append`: below 20%, 40%, 60%, 80%, and from there up.
+    pub append_rate_histogram: [u64; BUCKETS],
+    /// Sessions in the first bucket.
+    pub starved: u64,
+    /// Their longest prompts, on average, in tokens.
+    pub starved_peak_tokens_mean: Option<f64>,
+    /// The longest prompts of the sessions in the last bucket, on average, in tokens.
+    pub lucky_peak_tokens_mean: Option<f64>,
+}
+
+/// One session.
+#[derive(Default)]
+struct Fate<'a> {
+    workers: BTreeSet<&'a str>,
+    later: usize,
+    appended: usize,
+    peak_tokens: u32,
+}
+
+impl Sessions {
+    /// The sessions of these requests.
+    #[must_use]
+    pub(crate) fn of(requests: &[RequestRecord]) -> Self {
+        let mut fates: BTreeMap<u32, Fate<'_>> = BTreeMap::new();
+        for request in requests {
+            fates.entry(request.session).or_default().add(request);
+        }
+        let workers: Vec<f64> = fates
+            .values()
+            .filter(|fate| !fate.workers.is_empty())
+            .map(|fate| fate.workers.len() as f64)
+            .collect();
+        let mut peaks: [Vec<f64>; BUCKETS] = Default::default();
+        for fate in fates.values() {
+            if let Some(bucket) = fate.bucket() {
+                peaks[bucket].push(f64::from(fate.peak_tokens));
+            }
+        }
+        Self {
+            count: fates.len() as u64,
+            workers_per_session_mean: mean(&workers).map(rounded),
+            append_rate_histogram: std::array::from_fn(|bucket| peaks[bucket].len() as u64),
+            starved: peaks[0].len() as u64,
+            starved_peak_tokens_mean: mean(&peaks[0]).map(rounded),
+            lucky_peak_tokens_mean: mean(&peaks[BUCKETS - 1]).map(rounded),
+        }
+    }
+}
+
+impl<'a> Fate<'a> {
+    fn add(&mut self, request: &'a RequestRecord) {
+        self.workers.extend(request.worker.as_deref());
+        self.peak_tokens = self.peak_tokens.max(request.prompt_tokens);
+        if !request.first_of_agent {
+            self.later += 1;
+            // A turn that failed did not get what the path promised.
+            let appended = request.path == Some(Path::Append) && request.error.is_none();
+            self.appended += usize::from(appended);
+        }
+    }
+
+    /// Which fifth its append rate lies in.
+    fn bucket(&self) -> Option<usize> {
+        (self.later > 0).then(|| (self.appended * BUCKETS / self.later).min(BUCKETS - 1))
+    }
+}
