@@ -1,7 +1,7 @@
 //! A set of small numbers as a bitmap: who holds a block, and which blocks a worker holds.
 //!
-//! Four words lie inline, so a set of worker numbers below 256 costs no allocation and one cache line; more spill to the
-//! heap. Words beyond the end count as zero, so sets of different lengths combine.
+//! Four words lie inline, so a set of worker numbers below 256 costs no allocation and one cache line; more spill to
+//! the heap. Words beyond the end count as zero, so sets of different lengths combine.
 
 use smallvec::SmallVec;
 

@@ -89,4 +89,19 @@ mod tests {
         assert_ne!(hashes[0], hashes[2], "the same tokens elsewhere are another block");
         assert_eq!(hashes[1], chain(Some(hashes[0]), &[3, 4]));
     }
+
+    /// Workers of different builds and platforms share KV by these hashes: they are a format.
+    #[test]
+    fn a_hash_is_the_same_everywhere() {
+        let check = |parent, tokens: &[u32], expected: &str| {
+            assert_eq!(
+                chain(parent, tokens).to_string(),
+                expected,
+                "tokens {tokens:?} after {parent:?}"
+            );
+        };
+        check(None, &[], "8d55a4c35a556a850b700423f8df72e5");
+        check(None, &[1, 2, 3], "eeeb01374a52949f30957a59c4c4f91f");
+        check(Some(BlockHash(1)), &[1, 2, 3], "e248f2dc1d2bf416239513cd8be367d6");
+    }
 }

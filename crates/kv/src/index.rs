@@ -1,16 +1,17 @@
 //! The residency index: for each block, which workers hold it in which tier, and which session families own it.
 //!
-//! Fed by KV events or by prediction, asked for each turn: who has how much of this prompt, and how much of that is this
-//! family's own. Blocks form a forest by the parent links of the events. The links serve eviction only: look-ups walk the
-//! prompt's own hashes, so an event stream with a gap makes roots without parents and nothing worse. A link is made when
-//! an entry is made and never changes; the forest has no cycle, whatever a worker reports.
+//! Fed by KV events or by prediction, asked for each turn: who has how much of this prompt, and how much of that is
+//! this family's own. Blocks form a forest by the parent links of the events. The links serve eviction only: look-ups
+//! walk the prompt's own hashes, so an event stream with a gap makes roots without parents and nothing worse. A link is
+//! made when an entry is made and never changes; the forest has no cycle, whatever a worker reports.
 //!
-//! Bounded by `max_blocks`: when it is full, the least recently touched leaf is forgotten, which makes the router believe a
-//! worker to hold less than it does. An entry is kept while a worker holds it, a family owns it, or an entry hangs below it.
+//! Bounded by `max_blocks`: when it is full, the least recently touched leaf is forgotten, which makes the router
+//! believe a worker to hold less than it does. An entry is kept while a worker holds it, a family owns it, it is base
+//! content, or an entry hangs below it. Owners are bounded by [`MAX_OWNERS`] a block, workers by [`MAX_WORKERS`].
 //!
-//! Memory: 176 bytes for an entry, about 50 for its name, 1 bit for each worker (in the workers' maps), about 10 for each family
-//! that owns it: 260 bytes a block in a fleet of 256 workers, 270 MB for a million blocks. With more than 256 workers
-//! the holders of a block spill to the heap.
+//! Memory: 176 bytes for an entry, about 50 for its name, 1 bit for each worker (in the workers' maps), about 10 for
+//! each family that owns it: 270 bytes a block in a fleet of 256 workers, 270 MB for a million blocks. With more than
+//! 256 workers the holders of a block spill to the heap.
 //!
 //! It does not know time, whether a worker lives, or what an overlap is worth.
 
@@ -71,6 +72,9 @@ struct Entry {
     /// Empty once it is base content.
     owners: SmallVec<[u64; 2]>,
 }
+
+// The memory that the header promises.
+const _: () = assert!(size_of::<Option<Entry>>() <= 176);
 
 #[derive(Clone, Debug)]
 struct WorkerEntry {
@@ -182,8 +186,8 @@ impl ResidencyIndex {
         }
     }
 
-    /// A worker holds these blocks now, each the parent of the next; `parent` is the block before the first. Where the index
-    /// cannot hold all of a chain, it keeps the head.
+    /// A worker holds these blocks now, each the parent of the next; `parent` is the block before the first. Where the
+    /// index cannot hold all of a chain, it keeps the head.
     pub fn store(&mut self, worker: WorkerId, parent: Option<BlockHash>, hashes: &[BlockHash], tier: Tier) {
         if hashes.is_empty() {
             return;
@@ -227,8 +231,8 @@ impl ResidencyIndex {
         self.vacant_workers.push(number);
     }
 
-    /// This family uses these blocks, a prompt from its first block on: notes it as an owner of each, held by a worker or
-    /// not, and touches them.
+    /// This family uses these blocks, a prompt from its first block on: notes it as an owner of each, held by a worker
+    /// or not, and touches them.
     pub fn own(&mut self, family: u64, hashes: &[BlockHash]) {
         self.visit_chain(None, hashes, |index, slot| index.add_owner(slot, family));
     }
@@ -258,18 +262,8 @@ impl ResidencyIndex {
         }
     }
 
-    /// The family that alone owns the deepest such block of this prompt, and that block's depth: how many blocks of the
-    /// prompt end with it. This recognises a session that does not name itself.
-    #[must_use]
-    pub fn deepest_exclusive(&self, hashes: &[BlockHash]) -> Option<(u64, usize)> {
-        hashes.iter().enumerate().rev().find_map(|(index, hash)| {
-            let entry = self.entry(*self.names.get(hash)?);
-            (entry.owners.len() == 1).then(|| (entry.owners[0], index + 1))
-        })
-    }
-
-    /// Finds or makes the entries of a chain, touches them, and does `note` to each. The head is touched last, so that of
-    /// entries that no link holds together the tail is forgotten first too.
+    /// Finds or makes the entries of a chain, touches them, and does `note` to each. The head is touched last, so that
+    /// of entries that no link holds together the tail is forgotten first too.
     fn visit_chain(&mut self, parent: Option<BlockHash>, hashes: &[BlockHash], mut note: impl FnMut(&mut Self, u32)) {
         let newest = self.advance(hashes.len());
         let mut above = parent.and_then(|parent| self.names.get(&parent).copied());
@@ -315,8 +309,8 @@ impl ResidencyIndex {
         }
     }
 
-    /// A new entry below `above`, not in the order of leaves yet; `None` where the index is full of entries that cannot be
-    /// forgotten, which all lie above this one.
+    /// A new entry below `above`, not in the order of leaves yet; `None` where the index is full of entries that cannot
+    /// be forgotten, which all lie above this one.
     fn make_entry(&mut self, hash: BlockHash, above: Option<u32>, above_is_new: bool, touched: u64) -> Option<u32> {
         // First the link, so that making room cannot take the parent.
         if let Some(above) = above {

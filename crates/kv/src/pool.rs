@@ -1,18 +1,20 @@
 //! The paged pool: blocks of fixed size with reference counts, and a prefix tree over the hashes of the named ones.
 //!
 //! A block is free, private (referenced, without a name), or cached (named by the chained hash of its tokens). Cached
-//! blocks form a tree: a block's parent is the block before it, and a cached block's parent is cached too. Eviction takes
-//! leaves only, so a hit is always a whole prefix and never a hole.
+//! blocks form a tree: a block's parent is the block before it, and a cached block's parent is cached too. Eviction
+//! takes leaves only, so a hit is always a whole prefix and never a hole.
 //!
 //! A cached block is *pinned* while it is referenced or lies above a pinned one. Requests that computed the same block
 //! twice make the second case: the second copy stays private while its successor hangs below the first copy. Pinned
-//! blocks cannot be evicted, so they count as in use, and `free() + evictable()` is exactly what `allocate` can hand out.
+//! blocks cannot be evicted, so they count as in use, and `free() + evictable()` is exactly what `allocate` can hand
+//! out.
 //!
-//! Only unpinned leaves stand in the eviction order, by the tick of their last release. `release` works from the tail to
-//! the head, so a prompt's tail has the older tick and goes first. Every operation costs O(1) a block, plus O(log leaves)
-//! for each leaf that enters or leaves the order; nothing scans the pool.
+//! Only unpinned leaves stand in the eviction order, by the tick of their last release. `release` works from the tail
+//! to the head, so a prompt's tail has the older tick and goes first. Every operation costs O(1) a block, plus O(log
+//! leaves) for each leaf that enters or leaves the order; nothing scans the pool.
 //!
-//! It does not hold KV, know tokens, or look at a clock: the tick counts releases, so the same calls evict the same blocks.
+//! It does not hold KV, know tokens, or look at a clock: the tick counts releases, so the same calls evict the same
+//! blocks.
 
 mod audit;
 
@@ -47,7 +49,8 @@ pub struct Allocation {
 pub enum Committed {
     /// The block is cached under this name now.
     Stored,
-    /// The name is cached already, in another block or in this very one: nothing changed, and another block stays private.
+    /// The name is cached already, in another block or in this very one: nothing changed, and another block stays
+    /// private.
     Duplicate,
     /// The parent is not cached (it was a duplicate, and the cached copy has been evicted since): nothing changed, the
     /// block stays private. The holder of the parent's private copy may commit that first and then try again.
@@ -196,6 +199,12 @@ impl BlockPool {
         self.names.contains_key(&hash)
     }
 
+    /// The block that is cached under this name.
+    #[must_use]
+    pub fn find(&self, hash: BlockHash) -> Option<BlockId> {
+        self.names.get(&hash).copied()
+    }
+
     /// How many hold this block; 0 for a free or an idle cached one.
     #[must_use]
     pub fn references(&self, block: BlockId) -> u32 {
@@ -204,8 +213,8 @@ impl BlockPool {
 
     /// How many of these blocks, from the first on, are cached. Takes nothing and leaves the eviction order as it is.
     ///
-    /// `hashes` is a chain, as [`crate::hash_blocks`] makes it. A cached block's parent is cached, so the end of the prefix is
-    /// found by bisection: about 14 look-ups for 12,000 blocks.
+    /// `hashes` is a chain, as [`crate::hash_blocks`] makes it. A cached block's parent is cached, so the end of the
+    /// prefix is found by bisection: about 14 look-ups for 12,000 blocks.
     #[must_use]
     pub fn match_prefix(&self, hashes: &[BlockHash]) -> usize {
         hashes.partition_point(|hash| self.contains(*hash))
@@ -253,8 +262,8 @@ impl BlockPool {
         Some(Allocation { blocks, evicted })
     }
 
-    /// Names a block whose tokens are complete: from now on it can be found by `hash`, the chained hash of its tokens after
-    /// those of `parent` (`None` for the first block of a prompt).
+    /// Names a block whose tokens are complete: from now on it can be found by `hash`, the chained hash of its tokens
+    /// after those of `parent` (`None` for the first block of a prompt).
     ///
     /// # Panics
     /// If nobody holds the block, or it has another name.
@@ -308,8 +317,8 @@ impl BlockPool {
         self.add_reference(block);
     }
 
-    /// Gives back one reference on each of these blocks of a prompt, in the prompt's order. A block that nobody holds any
-    /// more is free if it has no name and evictable if it has one, the last of them first.
+    /// Gives back one reference on each of these blocks of a prompt, in the prompt's order. A block that nobody holds
+    /// any more is free if it has no name and evictable if it has one, the last of them first.
     ///
     /// # Panics
     /// If nobody holds one of them.
@@ -322,9 +331,9 @@ impl BlockPool {
     /// Puts the end of this prompt among the first to go: for branches that are superseded and sessions that have moved
     /// away. Returns how many blocks that were not so before.
     ///
-    /// Works from the tail to the head and stops at the first block that is in use or that also leads to blocks which are
-    /// not demoted, so what other sessions share stays. Call it after the blocks' release. A demoted block that is used
-    /// again is an ordinary one again.
+    /// Works from the tail to the head and stops at the first block that is in use or that also leads to blocks which
+    /// are not demoted, so what other sessions share stays. Call it after the blocks' release. A demoted block that is
+    /// used again is an ordinary one again.
     pub fn demote(&mut self, hashes: &[BlockHash]) -> u32 {
         let mut demoted = 0;
         let mut next = self

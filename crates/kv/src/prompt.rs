@@ -42,3 +42,29 @@ impl Prompt {
         self.blocks.last().copied()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_has_a_hash_for_each_whole_block_and_all_its_tokens() {
+        let check = |tokens: &[u32], blocks: usize| {
+            let prompt = Prompt::of_tokens(tokens, 2);
+            assert_eq!(
+                (prompt.blocks.len(), prompt.tokens as usize),
+                (blocks, tokens.len()),
+                "tokens {tokens:?}"
+            );
+            assert_eq!(
+                prompt.tip(),
+                crate::hash_blocks(tokens, 2).last().copied(),
+                "tokens {tokens:?}"
+            );
+        };
+        check(&[], 0);
+        check(&[1], 0);
+        check(&[1, 2], 1);
+        check(&[1, 2, 3, 4, 5], 2);
+    }
+}

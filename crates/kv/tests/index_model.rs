@@ -1,6 +1,6 @@
-//! The index against a naive model: after every operation of a random sequence, both must have the same state, block for
-//! block, and answer every question alike. The small bounds make the index forget all the time; the reports include gaps,
-//! repetitions and nonsense, as an event stream of a faulty worker would.
+//! The index against a naive model: after every operation of a random sequence, both must have the same state, block
+//! for block, and answer every question alike. The small bounds make the index forget all the time; the reports include
+//! gaps, repetitions and nonsense, as an event stream of a faulty worker would.
 //!
 //! The model keeps sets and no links to children, and answers every question by looking at all blocks.
 

@@ -156,11 +156,12 @@ fn a_block_without_its_parent_stays_private_until_the_parent_is_named_again() {
     pool.release(&first);
     assert_eq!(pool.clear_unused(), [hashes[0]]);
     assert_eq!(commit(&mut pool, second[1], &hashes, 1), Committed::Orphan);
-    assert!(!pool.contains(hashes[1]));
+    assert_eq!((pool.contains(hashes[1]), pool.find(hashes[1])), (false, None));
     name(&mut pool, &second, &hashes, 0);
     pool.release(&second);
     pool.check_invariants();
     assert_eq!(pool.match_prefix(&hashes), 2);
+    assert_eq!(pool.find(hashes[1]), Some(second[1]));
 }
 
 #[test]
@@ -191,6 +192,9 @@ fn misuse_is_caught() {
     });
     check("naming a free block", |pool, _| {
         let _ = pool.commit(BlockId(1), None, BlockHash(7));
+    });
+    check("hashes that are no chain", |pool, _| {
+        drop(pool.acquire_prefix(&[prompt(&[1])[0]; 2]))
     });
     check("retaining a free block", |pool, _| pool.retain(BlockId(1)));
 }

@@ -346,7 +346,11 @@ impl Pair {
 
     fn compare(&self) {
         self.pool.check_invariants();
-        assert_eq!(self.pool.dump(), self.model.dump());
+        let dump = self.pool.dump();
+        for (block, hash) in dump.blocks.iter().filter_map(|state| Some((state.block, state.hash?))) {
+            assert_eq!(self.pool.find(hash), Some(block));
+        }
+        assert_eq!(dump, self.model.dump());
         assert_eq!(self.pool.evictable() as usize, self.model.evictable());
         assert_eq!(self.pool.free() as usize, self.model.free.len());
         let cached = self.model.blocks.iter().filter(|block| block.name.is_some()).count();

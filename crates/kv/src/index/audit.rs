@@ -60,8 +60,8 @@ impl ResidencyIndex {
         }
     }
 
-    /// Checks everything that must hold between two calls: names and entries agree; links, child counts and the order of
-    /// leaves agree; workers and families know exactly their blocks; the bounds hold. Costs a pass over the index.
+    /// Checks everything that must hold between two calls: names and entries agree; links, child counts and the order
+    /// of leaves agree; workers and families know exactly their blocks; the bounds hold. Costs a pass over the index.
     ///
     /// # Panics
     /// If something does not hold, which is a bug in the index.

@@ -1,7 +1,9 @@
-//! Overlap: who holds how much of a prompt from its first block on, and how much of that is a family's own.
+//! Questions about a prompt: who holds how much of it from its first block on, how much of that is a family's own, and
+//! whose it is.
 //!
-//! One walk over the prompt's hashes carries the set of workers that hold everything so far. A block costs one look-up and an
-//! AND over the words of that set, so the fleet's size hardly matters; a worker costs something only where its prefix ends.
+//! One walk over the prompt's hashes carries the set of workers that hold everything so far. A block costs one look-up
+//! and an AND over the words of that set, so the fleet's size hardly matters; a worker costs something only where its
+//! prefix ends.
 
 use super::{Entry, ResidencyIndex};
 use crate::BlockHash;
@@ -13,8 +15,8 @@ use homing_units::WorkerId;
 pub struct Overlap {
     /// Blocks of the longest prefix that lies in GPU memory: usable at once.
     pub gpu_blocks: u32,
-    /// Blocks by which that prefix goes on if the host tier counts too: usable after a reload. `gpu_blocks + host_blocks` is
-    /// the longest prefix that the worker holds at all.
+    /// Blocks by which that prefix goes on if the host tier counts too: usable after a reload. `gpu_blocks +
+    /// host_blocks` is the longest prefix that the worker holds at all.
     pub host_blocks: u32,
     /// The blocks of that longest prefix that the family owns, each weighted by one over the families that own it;
     /// base content, owned by more than [`super::MAX_OWNERS`] families, counts nothing.
@@ -44,6 +46,16 @@ impl ResidencyIndex {
             .collect();
         overlaps.sort_unstable_by_key(|(worker, _)| *worker);
         overlaps
+    }
+
+    /// The family that alone owns the deepest such block of this prompt, and that block's depth: how many blocks of the
+    /// prompt end with it. This recognises a session that does not name itself.
+    #[must_use]
+    pub fn deepest_exclusive(&self, hashes: &[BlockHash]) -> Option<(u64, usize)> {
+        hashes.iter().enumerate().rev().find_map(|(index, hash)| {
+            let entry = self.entry(*self.names.get(hash)?);
+            (entry.owners.len() == 1).then(|| (entry.owners[0], index + 1))
+        })
     }
 }
 
