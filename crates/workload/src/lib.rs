@@ -4,11 +4,14 @@
 //! when a turn has ended and asked which turns are due.
 
 pub mod content;
+mod draw;
 pub mod formats;
+pub mod generate;
 pub mod replay;
 pub mod trace;
 
 pub use content::{answer_block, prompt_of, tokens_of, words_of};
 pub use formats::{TraceError, TraceProblem, read_trace};
+pub use generate::{GeneratorError, generate, is_generator};
 pub use replay::{LeftOut, Replay, ReplayConfig, ReplayError, Start};
 pub use trace::{Session, Trace, Turn, TurnRef};

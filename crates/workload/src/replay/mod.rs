@@ -6,9 +6,9 @@
 
 mod selection;
 
+use crate::draw::{exponential, shuffle, unit};
 use crate::trace::{Trace, TurnRef};
 use homing_units::{Duration, Instant, Rng, rng_for};
-use rand::Rng as _;
 pub use selection::LeftOut;
 use selection::select;
 use std::collections::{BTreeMap, BTreeSet};
@@ -283,7 +283,7 @@ impl Replay {
             Start::Rate(rate) => {
                 let mut at = Instant::ZERO;
                 let mut next = || {
-                    at += from_secs(-libm::log(1.0 - unit(rng)) / rate);
+                    at += from_secs(exponential(unit(rng), rate));
                     at
                 };
                 self.sessions.iter().map(|_| next()).collect()
@@ -371,20 +371,6 @@ fn scaled(duration: Duration, time_scale: f64) -> Duration {
 /// Seconds as a duration; what is above the longest duration counts as that.
 fn from_secs(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
-}
-
-/// A random number of [0, 1).
-fn unit(rng: &mut Rng) -> f64 {
-    const UNIT: f64 = 1.0 / (1_u64 << 53) as f64;
-    (rng.next_u64() >> 11) as f64 * UNIT
-}
-
-/// Fisher and Yates' shuffle, written out so that its order does not change with a library's version.
-fn shuffle<T>(items: &mut [T], rng: &mut Rng) {
-    for last in (1..items.len()).rev() {
-        let other = (unit(rng) * (last + 1) as f64) as usize;
-        items.swap(last, other);
-    }
 }
 
 #[cfg(test)]
