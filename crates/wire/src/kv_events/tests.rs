@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use rmpv::Value;
 use serde_json::Value as Json;
 
 fn hex(text: &str) -> Vec<u8> {
@@ -13,7 +14,7 @@ fn hex(text: &str) -> Vec<u8> {
 
 /// The fixture's lines: topic, sequence, payload, and what another decoder made of the payload.
 fn fixture() -> Vec<(String, Vec<u8>, Vec<u8>, Json)> {
-    include_str!("../tests/fixtures/vllm-0.32-kv-events.jsonl")
+    include_str!("../../tests/fixtures/vllm-0.32-kv-events.jsonl")
         .lines()
         .map(|line| {
             let line: Json = serde_json::from_str(line).expect("a line of JSON");
