@@ -1,19 +1,18 @@
-//! Readers of recorded traces: one file a format, each from lines of bytes; the format is recognised from the first line.
+//! Readers of recorded traces: one file a format; the format is recognised from the first JSON object.
 //!
-//! Lines, and not one document, because real traces are larger than a reader wants to hold twice: each line becomes
+//! Objects, and not one document, because real traces are larger than a reader wants to hold twice: each object becomes
 //! turns before the next is read. Decompression is the caller's. A new format is a file beside these, a variant of
 //! [`Format`] with the fields that give it away, and an arm in [`Format::reader`].
 
 mod claude_code;
 mod fields;
 mod mooncake;
+mod objects;
 
 use crate::trace::{Session, Trace};
 use fields::Object;
-use std::io::{BufRead, Read};
-
-/// A line may have so many bytes. The longest session seen has 9 MB; what is above this is no trace.
-const MAX_LINE_BYTES: u64 = 256 << 20;
+use objects::{MAX_OBJECT_BYTES, Objects};
+use std::io::BufRead;
 
 /// So many sessions can be told apart by their content ids.
 const MAX_SESSIONS: usize = (1 << 24) - 1;
@@ -22,7 +21,7 @@ const MAX_SESSIONS: usize = (1 << 24) - 1;
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct TraceError {
-    /// The line, counted from 1.
+    /// The line, counted from 1; where an object goes over several, the one on which it begins.
     pub line: u64,
     /// What is wrong with it.
     pub problem: TraceProblem,
@@ -38,7 +37,7 @@ pub enum TraceProblem {
     #[error("the trace is empty, expected at least one JSON object")]
     Empty,
     /// The line is longer than any trace's.
-    #[error("more than `{limit}` bytes, expected one JSON object a line", limit = MAX_LINE_BYTES)]
+    #[error("more than `{limit}` bytes, expected one JSON object a line", limit = MAX_OBJECT_BYTES)]
     TooLong,
     /// The line is no JSON object.
     #[error("no JSON object ({reason}), expected one JSON object a line")]
@@ -143,21 +142,13 @@ trait LineReader {
 ///
 /// # Errors
 /// The first line that is broken or contradicts itself, with its number, the field and what was expected.
-pub fn read_trace(name: &str, mut input: impl BufRead) -> Result<Trace, TraceError> {
+pub fn read_trace(name: &str, input: impl BufRead) -> Result<Trace, TraceError> {
     let mut reader: Option<Box<dyn LineReader>> = None;
     let mut sessions = Vec::new();
-    let mut bytes = Vec::new();
-    let mut line = 0;
-    loop {
-        line += 1;
+    let mut objects = Objects::new(input);
+    while let Some((line, bytes)) = objects.next()? {
         let at = |problem| TraceError { line, problem };
-        if !next_line(&mut input, &mut bytes).map_err(at)? {
-            break;
-        }
-        if bytes.trim_ascii().is_empty() {
-            continue;
-        }
-        let object = Object::parse(&bytes).map_err(at)?;
+        let object = Object::parse(bytes).map_err(at)?;
         let reader = match &mut reader {
             Some(reader) => reader,
             None => reader.insert(Format::recognise(&object).map_err(at)?.reader()),
@@ -178,16 +169,6 @@ pub fn read_trace(name: &str, mut input: impl BufRead) -> Result<Trace, TraceErr
     })
 }
 
-/// Reads the next line into `bytes`; false at the end.
-fn next_line(input: &mut impl BufRead, bytes: &mut Vec<u8>) -> Result<bool, TraceProblem> {
-    bytes.clear();
-    let read = input.take(MAX_LINE_BYTES + 1).read_until(b'\n', bytes)?;
-    if bytes.len() as u64 > MAX_LINE_BYTES {
-        return Err(TraceProblem::TooLong);
-    }
-    Ok(read > 0)
-}
-
 /// Names in backticks, with commas between.
 fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
     const SHOWN: usize = 12;
@@ -201,6 +182,7 @@ fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const MOONCAKE: &str = r#"{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}"#;
 
@@ -232,10 +214,39 @@ mod tests {
     }
 
     #[test]
-    fn blank_lines_and_windows_line_ends_are_no_matter() {
-        let trace = read_trace("test", format!("\r\n{MOONCAKE}\r\n\n{MOONCAKE}").as_bytes()).expect("a good trace");
-        assert_eq!(trace.sessions.len(), 2);
-        assert_eq!(trace.block_size, 512);
-        trace.check_invariants();
+    fn line_ends_are_no_matter() {
+        let check = |input: &str, sessions: usize| {
+            let trace = read_trace("test", input.as_bytes()).expect("a good trace");
+            assert_eq!(
+                (trace.sessions.len(), trace.block_size),
+                (sessions, 512),
+                "for {input:?}"
+            );
+            trace.check_invariants();
+        };
+        check(&format!("\r\n{MOONCAKE}\r\n\n{MOONCAKE}"), 2);
+        check(&MOONCAKE.replace(", ", ",\n  "), 1);
+        check(&format!("{0}\n{0}\n", MOONCAKE.replace(", ", ",\n  ")), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_reader_panic_or_break_a_promise(
+            session in any::<bool>(),
+            place in any::<prop::sample::Index>(),
+            removed in 0_usize..20,
+            bytes in proptest::collection::vec(prop::sample::select(b"{}[]\",:-.0193aenst \n\\".to_vec()), 0..6),
+        ) {
+            const SESSION: &str = r#"{"id": "a", "block_size": 4, "requests": [{"t": 0, "type": "n", "in": 9, "out": 3, "hash_ids":
+                [1, 2], "api_time": 2}, {"t": 5, "duration_ms": 9, "type": "subagent", "requests": [{"t": 0, "type": "s", "in":
+                4, "out": 1, "hash_ids": [7]}]}, {"t": 6.5, "type": "n", "in": 9, "out": 3, "hash_ids": [1, 2]}]}"#;
+            let mut text = if session { SESSION } else { MOONCAKE }.as_bytes().to_vec();
+            let from = place.index(text.len());
+            let to = (from + removed).min(text.len());
+            text.splice(from..to, bytes);
+            if let Ok(trace) = read_trace("test", text.as_slice()) {
+                trace.check_invariants();
+            }
+        }
     }
 }

@@ -18,6 +18,9 @@ use crate::draw::{Distribution, unit};
 use crate::trace::{Session, Turn};
 use homing_units::{Duration, Rng, rng_for};
 
+/// A thousand sessions hold two gigabytes of content ids.
+const SESSIONS_MAX: u32 = 1000;
+
 /// Root turns of the longest session.
 const TURNS_MAX: f64 = 2000.0;
 
@@ -133,7 +136,7 @@ pub(super) struct Config {
 impl Config {
     pub(super) fn take(parameters: &mut Parameters) -> Result<Self, GeneratorError> {
         let config = Self {
-            sessions: parameters.number("sessions", 60, 1..=100_000)?,
+            sessions: parameters.number("sessions", 60, 1..=SESSIONS_MAX)?,
             turns: parameters.number("turns", 45, 1..=1000)?,
             versions: parameters.number("versions", 3, 1..=1000)?,
             context: parameters.number("context", 1_000_000, 32_768..=1_000_000)?,
@@ -291,5 +294,164 @@ impl<'a> Builder<'a> {
             gap: Duration::from_secs_f64(gap_s),
         });
         index
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::generate::generate;
+    use crate::trace::{Session, Trace, Turn};
+
+    fn trace(name: &str, seed: u64) -> Trace {
+        let trace = generate(name, seed).expect("a good name");
+        trace.check_invariants();
+        trace
+    }
+
+    fn roots(session: &Session) -> Vec<&Turn> {
+        session.turns.iter().filter(|turn| turn.agent == 0).collect()
+    }
+
+    fn shared_blocks(before: &Turn, turn: &Turn) -> u32 {
+        before
+            .content
+            .iter()
+            .zip(&turn.content)
+            .take_while(|(a, b)| a == b)
+            .count() as u32
+    }
+
+    /// Whether the quantiles of `values` are within `tolerance` of what they should be.
+    fn check(name: &str, mut values: Vec<f64>, quantiles: &[(f64, f64)], tolerance: f64) {
+        values.sort_by(f64::total_cmp);
+        for &(share, expected) in quantiles {
+            let value = values[((values.len() - 1) as f64 * share).round() as usize];
+            let off = value / expected - 1.0;
+            assert!(
+                off.abs() <= tolerance,
+                "{name} at {share} is {value}, not {expected}, for seed {SEED}"
+            );
+        }
+    }
+
+    const SEED: u64 = 1;
+
+    #[test]
+    fn it_has_the_figures_of_real_sessions() {
+        let trace = trace("gen:agent:sessions=150", SEED);
+        let sessions: Vec<Vec<&Turn>> = trace.sessions.iter().map(roots).collect();
+        let followers = || {
+            sessions
+                .iter()
+                .flat_map(|turns| turns.windows(2))
+                .map(|pair| (pair[0], pair[1]))
+        };
+        let of_sessions =
+            |figure: fn(&[&Turn]) -> f64| sessions.iter().map(|turns| figure(turns)).collect::<Vec<f64>>();
+        check(
+            "turns",
+            of_sessions(|turns| turns.len() as f64),
+            &[(0.5, 45.0), (0.9, 155.0)],
+            0.05,
+        );
+        check(
+            "first prompt",
+            of_sessions(|turns| f64::from(turns[0].prompt_tokens)),
+            &[(0.5, 24_000.0)],
+            0.05,
+        );
+        let last = |turns: &[&Turn]| f64::from(turns.last().expect("it has turns").prompt_tokens);
+        check("last prompt", of_sessions(last), &[(0.5, 134_000.0)], 0.2);
+        let tail = |(before, turn): (&Turn, &Turn)| f64::from(turn.prompt_tokens - shared_blocks(before, turn) * 64);
+        let tails: Vec<f64> = followers().map(tail).collect();
+        check(
+            "tail",
+            tails.clone(),
+            &[(0.5, 705.0), (0.75, 1674.0), (0.9, 4077.0), (0.99, 65_706.0)],
+            0.12,
+        );
+        let share = |least: f64| tails.iter().filter(|&&tail| tail >= least).count() as f64 / tails.len() as f64;
+        check("share of heavy tails", vec![share(16_384.0)], &[(0.5, 0.025)], 0.15);
+        check(
+            "share of tails that are not small",
+            vec![share(2048.0)],
+            &[(0.5, 0.202)],
+            0.05,
+        );
+        let rewrites =
+            followers().filter(|&(before, turn)| shared_blocks(before, turn) + 1 < before.content.len() as u32);
+        let rewrites: Vec<f64> = rewrites.map(tail).collect();
+        check(
+            "share of rewrites",
+            vec![rewrites.len() as f64 / tails.len() as f64],
+            &[(0.5, 0.028)],
+            0.15,
+        );
+        check("rewrite", rewrites, &[(0.5, 51_000.0)], 0.15);
+        let outputs = sessions
+            .iter()
+            .flatten()
+            .map(|turn| f64::from(turn.output_tokens))
+            .collect();
+        check("output", outputs, &[(0.5, 216.0), (0.9, 899.0)], 0.06);
+        let gaps = followers()
+            .filter(|(_, turn)| turn.after.len() == 1)
+            .map(|(_, turn)| turn.gap.as_secs_f64())
+            .collect();
+        check(
+            "gap",
+            gaps,
+            &[(0.5, 10.0), (0.75, 34.0), (0.9, 171.0), (0.99, 3039.0)],
+            0.2,
+        );
+    }
+
+    #[test]
+    fn sub_agents_fork_and_are_joined_by_the_next_turn() {
+        let trace = trace("gen:agent:sessions=20:turns=10:subagents=0.5:context=200000", SEED);
+        let (mut joined, mut together) = (0, 0);
+        for session in &trace.sessions {
+            let root = roots(session);
+            for pair in root.windows(2) {
+                let waits: Vec<&Turn> = pair[1]
+                    .after
+                    .iter()
+                    .map(|&before| &session.turns[before as usize])
+                    .collect();
+                assert!(
+                    waits.iter().all(|turn| turn.agent > 0) || waits == [pair[0]],
+                    "one turn or all of a group"
+                );
+                joined += usize::from(waits[0].agent > 0);
+                together += usize::from(waits.len() > 1);
+                assert!(
+                    waits
+                        .iter()
+                        .all(|turn| turn.agent == 0 || shared_blocks(turn, pair[1]) == 0)
+                );
+            }
+            assert!(
+                session.turns.iter().all(|turn| turn.prompt_tokens <= 200_000),
+                "the limit on prompts holds"
+            );
+        }
+        assert!(
+            joined > 50 && together > 15,
+            "{joined} groups, {together} of them with several sub-agents"
+        );
+    }
+
+    #[test]
+    fn sessions_of_one_version_share_their_boilerplate_and_nothing_else() {
+        let trace = trace("gen:agent:sessions=12:turns=2:versions=2:block=16", SEED);
+        let firsts: Vec<&Turn> = trace.sessions.iter().map(|session| &session.turns[0]).collect();
+        let mut shared: Vec<u32> = Vec::new();
+        for (index, one) in firsts.iter().enumerate() {
+            shared.extend(firsts[..index].iter().map(|other| shared_blocks(one, other)));
+        }
+        shared.sort_unstable();
+        shared.dedup();
+        // Two versions at a quarter and three quarters of the distribution, and pairs of different ones.
+        assert_eq!(shared, [0, 12_800 / 16, 15_400 / 16]);
     }
 }

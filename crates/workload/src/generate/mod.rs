@@ -130,11 +130,11 @@ mod tests {
         );
         check_error(
             "gen:agent:sessions=0",
-            "parameter `sessions` is `0`, expected a number from 1 to 100000",
+            "parameter `sessions` is `0`, expected a number from 1 to 1000",
         );
         check_error(
             "gen:agent:sessions=many",
-            "parameter `sessions` is `many`, expected a number from 1 to 100000",
+            "parameter `sessions` is `many`, expected a number from 1 to 1000",
         );
         check_error(
             "gen:agent:rewrites=2",

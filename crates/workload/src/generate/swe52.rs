@@ -65,7 +65,7 @@ pub(super) struct Config {
 impl Config {
     pub(super) fn take(parameters: &mut Parameters) -> Result<Self, GeneratorError> {
         let config = Self {
-            sessions: parameters.number("sessions", SESSIONS, 1..=10_000)?,
+            sessions: parameters.number("sessions", SESSIONS, 1..=1000)?,
         };
         parameters.finish()?;
         Ok(config)
