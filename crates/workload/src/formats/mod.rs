@@ -2,7 +2,7 @@
 //!
 //! Objects, and not one document, because real traces are larger than a reader wants to hold twice: each object becomes
 //! turns before the next is read. Decompression is the caller's. A new format is a file beside these, a variant of
-//! [`Format`] with the fields that give it away, and an arm in [`Format::reader`].
+//! `Format` with the fields that give it away, and an arm in `Format::reader`.
 
 mod claude_code;
 mod fields;
