@@ -10,7 +10,7 @@ pub mod generate;
 pub mod replay;
 pub mod trace;
 
-pub use content::{answer_block, prompt_of, tokens_of, words_of};
+pub use content::{answer_block, prompt_of, shrunk, tokens_of, words_of};
 pub use formats::{TraceError, TraceProblem, read_trace};
 pub use generate::{GeneratorError, generate, is_generator};
 pub use replay::{LeftOut, Replay, ReplayConfig, ReplayError, Start};

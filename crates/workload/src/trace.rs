@@ -74,6 +74,16 @@ impl Trace {
         &self.sessions[turn.session as usize]
     }
 
+    /// Whether the turn's agent has sent nothing before it: no worker can hold the agent's history.
+    ///
+    /// # Panics
+    /// If the trace has no such turn.
+    #[must_use]
+    pub fn is_first_of_agent(&self, turn: TurnRef) -> bool {
+        let (before, rest) = self.session(turn).turns.split_at(turn.turn as usize);
+        before.iter().all(|other| other.agent != rest[0].agent)
+    }
+
     /// Turns of all sessions and agents.
     #[must_use]
     pub fn turn_count(&self) -> usize {

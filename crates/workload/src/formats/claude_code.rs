@@ -267,7 +267,7 @@ fn join(others: Option<Fork>, end: Fork, base: f64) -> Fork {
 #[cfg(test)]
 mod tests {
     use crate::formats::read_trace;
-    use crate::trace::Trace;
+    use crate::trace::{Trace, TurnRef};
     use homing_units::Duration;
 
     fn read(lines: &str) -> Trace {
@@ -353,6 +353,12 @@ mod tests {
             "no output counts as one token"
         );
         assert_eq!(trace.block_size, 4);
+        let first = |turn: u32| trace.is_first_of_agent(TurnRef { session: 0, turn });
+        assert_eq!(
+            [first(0), first(1), first(2)],
+            [true; 3],
+            "one turn each of three agents"
+        );
     }
 
     #[test]

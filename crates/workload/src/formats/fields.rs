@@ -17,7 +17,7 @@ pub(super) struct Object<'a> {
 impl<'a> Object<'a> {
     /// The object that a whole line is.
     pub(super) fn parse(line: &'a [u8]) -> Result<Self, TraceProblem> {
-        let fields = serde_json::from_slice(line).map_err(|error| {
+        let fields = serde_json::from_slice(line.trim_ascii_end()).map_err(|error| {
             // The parser counts lines within this one.
             let said = error.to_string();
             let reason = said.split(" at line ").next().unwrap_or(&said);

@@ -208,7 +208,7 @@ mod tests {
             "line 1: no JSON object (invalid type: sequence, expected a map, at column 0), expected one JSON object a line",
         );
         check_error(
-            &format!("{MOONCAKE}\n\n{}", &MOONCAKE[..20]),
+            &format!("{MOONCAKE}\n\n{}\n{MOONCAKE}\n", &MOONCAKE[..20]),
             "line 3: no JSON object (EOF while parsing a string, at column 20), expected one JSON object a line",
         );
     }
