@@ -60,6 +60,10 @@ impl Cache {
     }
 
     /// Names the whole computed blocks of a request that are not named yet, as far as their names are known.
+    ///
+    /// Where another request computed the same block first, the request gives its own copy back and uses the cached one. So
+    /// a request holds every cached block above its own, none is pinned by a stranger's successor, and a request that is
+    /// alone can have the whole pool.
     pub fn commit(&mut self, sequence: &mut Sequence, block_size: u32, outputs: &mut VecDeque<Output>) {
         let end = sequence.computed / block_size;
         let mut run = Run::new(sequence.id);
@@ -67,20 +71,19 @@ impl Cache {
         while block < end {
             let Some(hash) = sequence.hash(block) else { break };
             let parent = block.checked_sub(1).and_then(|before| sequence.hash(before));
-            match self.pool.commit(sequence.table[block as usize], parent, hash) {
+            let ours = sequence.table[block as usize];
+            match self.pool.commit(ours, parent, hash) {
                 Committed::Stored => run.push(block, parent, hash),
-                Committed::Duplicate => self.stored(run.take(), outputs),
-                Committed::Orphan => {
-                    // The block before is a private copy, and the cached one was evicted: ours takes its place.
+                Committed::Duplicate => {
+                    sequence.table[block as usize] = self.exchange(ours, hash);
                     self.stored(run.take(), outputs);
-                    block -= 1;
-                    continue;
                 }
+                Committed::Orphan => unreachable!("a request holds the cached block before block `{block}`"),
             }
             block += 1;
         }
         self.stored(run.take(), outputs);
-        sequence.named = sequence.named.max(block);
+        sequence.named = block;
     }
 
     /// Drops what nobody uses.
@@ -94,6 +97,14 @@ impl Cache {
         } else {
             self.removed(dropped, outputs);
         }
+    }
+
+    /// Gives a private copy back for the cached block of that name.
+    fn exchange(&mut self, ours: BlockId, hash: BlockHash) -> BlockId {
+        let cached = self.pool.find(hash).expect("a duplicate is cached");
+        self.pool.retain(cached);
+        self.pool.release(&[ours]);
+        cached
     }
 
     fn stored(&mut self, run: Option<KvChange>, outputs: &mut VecDeque<Output>) {

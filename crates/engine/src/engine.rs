@@ -114,7 +114,8 @@ impl Engine {
     }
 
     /// The blocks that hold a request's tokens, in order: of every item of the outstanding step until that step is done,
-    /// and of an export until it ends. Empty for a request that holds none.
+    /// and of an export until it ends. Empty for a request that holds none. Read it for every step: between steps a block may
+    /// be exchanged for an equal one that was cached first.
     #[must_use]
     pub fn block_table(&self, id: RequestId) -> &[BlockId] {
         let running = self.sequences.get(&id).map(|sequence| sequence.table.as_slice());

@@ -37,7 +37,10 @@ impl Engine {
         for block in tables.chain(held).chain(fenced) {
             *expected.entry(*block).or_default() += 1;
         }
-        let states = self.cache.pool().dump().blocks.into_iter();
+        let dump = self.cache.pool().dump();
+        let stranded = dump.blocks.iter().find(|state| state.pinned && state.references == 0);
+        assert_eq!(stranded, None, "a block that is in use is held by a request");
+        let states = dump.blocks.into_iter();
         let actual: BTreeMap<BlockId, u32> = states
             .filter(|state| state.references > 0)
             .map(|state| (state.block, state.references))

@@ -111,15 +111,6 @@ impl Driver {
         self.drain();
     }
 
-    /// Several inputs that arrive together.
-    pub fn inputs(&mut self, inputs: impl IntoIterator<Item = Input>) {
-        for input in inputs {
-            self.engine.handle(self.now, input);
-            self.engine.check_invariants();
-        }
-        self.drain();
-    }
-
     /// Runs the outstanding step. Whether there was one.
     pub fn run_step(&mut self) -> bool {
         self.run_step_without(|_| false)

@@ -3,3 +3,4 @@
 mod driver;
 mod schedules;
 mod scheduling;
+mod transfers;
