@@ -155,6 +155,7 @@ fn a_session_is_starved_when_under_a_fifth_of_its_later_turns_append() {
     check(0, 0, [0; 5]);
     check(0, 10, [1, 0, 0, 0, 0]);
     check(1, 10, [1, 0, 0, 0, 0]);
+    check(1, 6, [1, 0, 0, 0, 0]);
     check(2, 10, [0, 1, 0, 0, 0]);
     check(19, 100, [1, 0, 0, 0, 0]);
     check(79, 100, [0, 0, 0, 1, 0]);
