@@ -11,7 +11,10 @@ pub enum Action {
     Decided(Box<Decision>),
     /// Send a leg to a worker.
     Dispatch(Dispatch),
-    /// Give a leg up: close its connection. No answer of it matters any more.
+    /// Give a leg up: close its connection, and let go of KV that it holds for its other leg. The answer of a given-up
+    /// prefill leg matters no more. For a decode leg the driver says how much of the answer reached the client, with
+    /// [`crate::event::Event::LegFailed`] and its `resume`: the request may go on elsewhere. Where no such answer comes within
+    /// `Clocks::cancel_answer`, or the request is over, nothing more is expected.
     Cancel {
         /// Which leg.
         leg: LegId,

@@ -1,8 +1,26 @@
 //! The router core: sessions, fleet, residency, policies, admission, handoff, health.
 //!
-//! Pure and sans-IO. A driver calls `Router::handle(now, Event)`, then `Router::poll_action()` until it is `None`, then
-//! `Router::poll_timeout()`. The gateway drives it with sockets, the simulator with an event heap, and a recording of
+//! Pure and sans-IO. A driver calls [`Router::handle`], then [`Router::poll_action`] until it is `None`, then
+//! [`Router::poll_timeout`]. The gateway drives it with sockets, the simulator with an event heap, and a recording of
 //! `(now, Event)` with neither: the actions are the same.
 
 pub mod action;
 pub mod event;
+pub mod policies;
+
+mod admission;
+mod backoff;
+mod config;
+mod feed;
+mod fleet;
+mod handoff;
+mod links;
+mod residency;
+mod router;
+mod sessions;
+mod timers;
+
+pub use admission::{Account, Denied};
+pub use config::{Clocks, Limits, RouterConfig};
+pub use policies::{PolicyError, PolicySpec};
+pub use router::{AttemptView, Explanation, Router, SessionView, WorkerStatus};

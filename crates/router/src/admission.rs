@@ -1,0 +1,483 @@
+//! The ledger: what the router itself has sent where and not seen ended.
+//!
+//! A request has at most one booking. What a booking charges to which worker is one pure function of its plan and its
+//! stage, so booking, moving on and rolling back cannot disagree: each takes the old charges off and puts the new ones on.
+//! The ledger speaks of capacity only. Whether a worker lives is the fleet's business.
+//!
+//! No deadlock: bounds on tokens do not hold for a worker that has nothing of that kind in flight, so each request that fits
+//! a pool at all is admitted once the pool is idle.
+
+use crate::config::Limits;
+use crate::sessions::shared_blocks;
+use homing_kv::Prompt;
+use homing_units::{RequestId, WorkerId};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is in flight at one worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Account {
+    /// Requests with a leg here, or that will have one.
+    pub requests: u32,
+    /// Pool tokens that their prompts and expected outputs take, what they share counted once.
+    pub reserved_tokens: u64,
+    /// Requests whose KV is to come from elsewhere and is not here yet.
+    pub seeds: u32,
+    /// Prompt tokens of those.
+    pub seed_tokens: u64,
+    /// Prompt tokens that decode legs prefill here themselves (`append`, `local`), until their first token.
+    pub append_tokens: u64,
+    /// Prompt tokens of prefill legs that were sent here, until they are answered.
+    pub prefill_tokens: u64,
+    /// Prompts whose KV is held here until it is fetched.
+    pub exports: u32,
+}
+
+/// What a request takes, as far as its plan matters.
+#[derive(Clone, Debug)]
+pub(crate) struct Demand {
+    pub(crate) decode: WorkerId,
+    pub(crate) prefill: Option<WorkerId>,
+    pub(crate) prompt: Prompt,
+    /// Pool tokens at the decode worker.
+    pub(crate) reserve_tokens: u64,
+    /// Prompt tokens that the decode worker lacks.
+    pub(crate) tail_tokens: u32,
+    /// Prompt tokens that the prefill worker lacks.
+    pub(crate) prefill_tokens: u32,
+}
+
+/// How far a booked request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Its prompt is being prefilled, wherever that is.
+    Prefill,
+    /// Its KV is on its way to the decode worker.
+    Pull,
+    /// Its tokens are being generated.
+    Decode,
+}
+
+/// The one booking of a request.
+#[derive(Clone, Debug)]
+struct Booking {
+    demand: Demand,
+    stage: Stage,
+}
+
+/// All bookings.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    bookings: BTreeMap<RequestId, Booking>,
+    accounts: BTreeMap<WorkerId, Account>,
+    /// Who is booked at a decode worker, to see what a prompt shares with what runs there.
+    decoding: BTreeMap<WorkerId, BTreeSet<RequestId>>,
+    /// Transfers that are on their way, or will be, from one worker to another.
+    transfers: BTreeMap<(WorkerId, WorkerId), u32>,
+}
+
+/// Why a worker does not take a leg now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Denied {
+    /// It is suspect or dead.
+    Down,
+    /// It failed this request before.
+    Avoided,
+    /// Prompt and output do not fit its context or its pool, ever.
+    TooLong,
+    /// Its role or its engine does not allow it.
+    Unable,
+    /// It said that it is busy.
+    Busy,
+    /// It was suspect or dead, and is tried with a few legs first.
+    OnTrial,
+    /// As many requests as it may have are in flight.
+    Requests,
+    /// Its pool is full of what is in flight.
+    PoolFull,
+    /// As many seeds as it may have are pending.
+    Seeds,
+    /// As many tokens as it may prefill beside its decoding are in flight.
+    AppendTokens,
+    /// As many tokens as it may have queued for prefill are.
+    PrefillTokens,
+}
+
+impl Denied {
+    /// In a few words, for `Candidate::forbidden`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Down => "not alive",
+            Self::Avoided => "failed this request before",
+            Self::TooLong => "prompt and output do not fit",
+            Self::Unable => "its role or engine does not allow it",
+            Self::Busy => "said it is busy",
+            Self::OnTrial => "on trial after it was away",
+            Self::Requests => "too many requests in flight",
+            Self::PoolFull => "pool full of requests in flight",
+            Self::Seeds => "too many seeds pending",
+            Self::AppendTokens => "too many append tokens in flight",
+            Self::PrefillTokens => "prefill queue full",
+        }
+    }
+
+    /// Whether waiting for what is in flight to end does not help.
+    #[must_use]
+    pub const fn is_lasting(self) -> bool {
+        matches!(self, Self::Down | Self::Avoided | Self::TooLong | Self::Unable)
+    }
+}
+
+impl Ledger {
+    /// Books a request: the one place where capacity is taken.
+    pub(crate) fn book(&mut self, request: RequestId, demand: Demand) {
+        self.decoding.entry(demand.decode).or_default().insert(request);
+        let booking = Booking {
+            demand,
+            stage: Stage::Prefill,
+        };
+        self.put_on(&booking);
+        let before = self.bookings.insert(request, booking);
+        assert!(before.is_none(), "{request} is booked twice");
+    }
+
+    /// A booked request has come further; what the stage before took is freed.
+    pub(crate) fn advance(&mut self, request: RequestId, stage: Stage) {
+        let mut booking = self
+            .bookings
+            .remove(&request)
+            .expect("only a booked request comes further");
+        self.take_off(&booking);
+        booking.stage = stage;
+        self.put_on(&booking);
+        self.bookings.insert(request, booking);
+    }
+
+    /// Frees all that a request has booked: the one place where capacity is given back. Whether it had any.
+    pub(crate) fn release(&mut self, request: RequestId) -> bool {
+        let Some(booking) = self.bookings.remove(&request) else {
+            return false;
+        };
+        self.take_off(&booking);
+        let decode = booking.demand.decode;
+        if let Some(decoding) = self.decoding.get_mut(&decode) {
+            decoding.remove(&request);
+            if decoding.is_empty() {
+                self.decoding.remove(&decode);
+            }
+        }
+        true
+    }
+
+    pub(crate) fn account(&self, worker: WorkerId) -> Account {
+        self.accounts.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Transfers that are on their way, or will be, by link.
+    pub(crate) fn links(&self) -> impl Iterator<Item = ((WorkerId, WorkerId), u32)> + '_ {
+        self.transfers.iter().map(|(link, transfers)| (*link, *transfers))
+    }
+
+    /// Whether nothing is booked anywhere.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bookings.is_empty() && self.accounts.is_empty() && self.transfers.is_empty()
+    }
+
+    /// Pool tokens that a prompt would take at a worker, beyond what it shares with a request that runs there.
+    pub(crate) fn reserve_tokens(&self, worker: WorkerId, prompt: &Prompt, output_tokens: u32, block_size: u32) -> u64 {
+        let whole = u64::from(prompt.tokens) + u64::from(output_tokens);
+        let running = self.decoding.get(&worker).into_iter().flatten();
+        let shared = running
+            .map(|other| shared_blocks(&self.bookings[other].demand.prompt.blocks, &prompt.blocks))
+            .max();
+        whole - (shared.unwrap_or(0) as u64 * u64::from(block_size)).min(u64::from(prompt.tokens))
+    }
+
+    fn put_on(&mut self, booking: &Booking) {
+        for (worker, charge) in booking.charges() {
+            self.accounts.entry(worker).or_default().add(charge);
+        }
+        if let Some(link) = booking.link() {
+            *self.transfers.entry(link).or_default() += 1;
+        }
+    }
+
+    fn take_off(&mut self, booking: &Booking) {
+        for (worker, charge) in booking.charges() {
+            let account = self
+                .accounts
+                .get_mut(&worker)
+                .expect("a booking's charges are on its accounts");
+            account.subtract(charge);
+            if *account == Account::default() {
+                self.accounts.remove(&worker);
+            }
+        }
+        if let Some(link) = booking.link() {
+            let transfers = self.transfers.get_mut(&link).expect("a booking's transfer is counted");
+            *transfers -= 1;
+            if *transfers == 0 {
+                self.transfers.remove(&link);
+            }
+        }
+    }
+
+    /// The requests that are booked.
+    pub(crate) fn requests(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.bookings.keys().copied()
+    }
+
+    pub(crate) fn check_invariants(&self) {
+        let mut again = Self::default();
+        for (request, booking) in &self.bookings {
+            again.put_on(booking);
+            again
+                .decoding
+                .entry(booking.demand.decode)
+                .or_default()
+                .insert(*request);
+        }
+        assert_eq!(self.accounts, again.accounts, "accounts are the sum of the bookings");
+        assert_eq!(self.transfers, again.transfers, "transfers are those of the bookings");
+        assert_eq!(self.decoding, again.decoding, "who decodes where is as booked");
+    }
+}
+
+impl Booking {
+    /// What it takes now, and where.
+    fn charges(&self) -> impl Iterator<Item = (WorkerId, Account)> {
+        let Demand {
+            decode,
+            prefill,
+            prompt,
+            reserve_tokens,
+            tail_tokens,
+            prefill_tokens,
+        } = &self.demand;
+        let mut at_decode = Account {
+            requests: 1,
+            reserved_tokens: *reserve_tokens,
+            ..Account::default()
+        };
+        let mut at_prefill = None;
+        match (prefill, self.stage) {
+            (None, Stage::Prefill) => at_decode.append_tokens = u64::from(*tail_tokens),
+            (None, Stage::Pull | Stage::Decode) | (Some(_), Stage::Decode) => {}
+            (Some(prefill), Stage::Prefill | Stage::Pull) => {
+                at_decode.seeds = 1;
+                at_decode.seed_tokens = u64::from(prompt.tokens);
+                let pulls = self.stage == Stage::Pull;
+                let queued = if pulls { 0 } else { u64::from(*prefill_tokens) };
+                let charge = Account {
+                    requests: 1,
+                    prefill_tokens: queued,
+                    exports: u32::from(pulls),
+                    ..Account::default()
+                };
+                at_prefill = Some((*prefill, charge));
+            }
+        }
+        std::iter::once((*decode, at_decode)).chain(at_prefill)
+    }
+
+    /// The link that its KV takes or will take.
+    fn link(&self) -> Option<(WorkerId, WorkerId)> {
+        let prefill = self.demand.prefill?;
+        (self.stage != Stage::Decode).then_some((prefill, self.demand.decode))
+    }
+}
+
+impl Account {
+    fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.reserved_tokens += other.reserved_tokens;
+        self.seeds += other.seeds;
+        self.seed_tokens += other.seed_tokens;
+        self.append_tokens += other.append_tokens;
+        self.prefill_tokens += other.prefill_tokens;
+        self.exports += other.exports;
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.requests -= other.requests;
+        self.reserved_tokens -= other.reserved_tokens;
+        self.seeds -= other.seeds;
+        self.seed_tokens -= other.seed_tokens;
+        self.append_tokens -= other.append_tokens;
+        self.prefill_tokens -= other.prefill_tokens;
+        self.exports -= other.exports;
+    }
+
+    /// Why this account leaves no room for a decode leg whatever its KV comes from. `kv_tokens` is the pool's size.
+    pub(crate) fn denies_decode(&self, reserve_tokens: u64, kv_tokens: u64, limits: &Limits) -> Option<Denied> {
+        if self.requests >= limits.requests_per_worker {
+            return Some(Denied::Requests);
+        }
+        let full = self.requests > 0 && self.reserved_tokens + reserve_tokens > kv_tokens;
+        full.then_some(Denied::PoolFull)
+    }
+
+    /// Why it leaves no room for the prefill of so many tokens beside decoding.
+    pub(crate) fn denies_append(&self, tail_tokens: u32, limits: &Limits) -> Option<Denied> {
+        let full =
+            self.append_tokens > 0 && self.append_tokens + u64::from(tail_tokens) > limits.append_tokens_per_decode;
+        full.then_some(Denied::AppendTokens)
+    }
+
+    /// Why it leaves no room for one more seed of so many tokens.
+    pub(crate) fn denies_seed(&self, prompt_tokens: u32, limits: &Limits) -> Option<Denied> {
+        let full = self.seeds >= limits.seeds_per_decode
+            || self.seeds > 0 && self.seed_tokens + u64::from(prompt_tokens) > limits.seed_tokens_per_decode;
+        full.then_some(Denied::Seeds)
+    }
+
+    /// Why it leaves no room for a prefill leg of so many tokens.
+    pub(crate) fn denies_prefill(&self, prefill_tokens: u32, limits: &Limits) -> Option<Denied> {
+        if self.requests >= limits.requests_per_worker {
+            return Some(Denied::Requests);
+        }
+        let queued = self.prefill_tokens;
+        let full = queued > 0 && queued + u64::from(prefill_tokens) > limits.prefill_tokens_per_prefill;
+        full.then_some(Denied::PrefillTokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homing_kv::BlockHash;
+    use proptest::prelude::*;
+
+    fn prompt(own: u128, shared: u128, blocks: u128) -> Prompt {
+        let hashes: Vec<_> = (0..blocks)
+            .map(|index| BlockHash(if index < shared { index } else { own * 1_000 + index }))
+            .collect();
+        Prompt {
+            blocks: hashes.into(),
+            tokens: u32::try_from(blocks * 16 + 3).unwrap(),
+        }
+    }
+
+    fn demand(decode: u32, prefill: Option<u32>) -> Demand {
+        Demand {
+            decode: WorkerId(decode),
+            prefill: prefill.map(WorkerId),
+            prompt: prompt(1, 0, 10),
+            reserve_tokens: 200,
+            tail_tokens: 40,
+            prefill_tokens: 90,
+        }
+    }
+
+    #[test]
+    fn a_seed_charges_each_side_for_what_is_still_ahead() {
+        let mut ledger = Ledger::default();
+        let (decode, prefill) = (WorkerId(0), WorkerId(1));
+        ledger.book(RequestId(1), demand(0, Some(1)));
+        let waiting = Account {
+            requests: 1,
+            reserved_tokens: 200,
+            seeds: 1,
+            seed_tokens: 163,
+            ..Account::default()
+        };
+        assert_eq!(ledger.account(decode), waiting);
+        assert_eq!(
+            ledger.account(prefill),
+            Account {
+                requests: 1,
+                prefill_tokens: 90,
+                ..Account::default()
+            }
+        );
+        ledger.advance(RequestId(1), Stage::Pull);
+        assert_eq!(ledger.account(decode), waiting);
+        assert_eq!(
+            ledger.account(prefill),
+            Account {
+                requests: 1,
+                exports: 1,
+                ..Account::default()
+            }
+        );
+        assert_eq!(ledger.links().collect::<Vec<_>>(), [((prefill, decode), 1)]);
+        ledger.advance(RequestId(1), Stage::Decode);
+        assert_eq!(
+            ledger.account(decode),
+            Account {
+                requests: 1,
+                reserved_tokens: 200,
+                ..Account::default()
+            }
+        );
+        assert_eq!(ledger.account(prefill), Account::default());
+        ledger.check_invariants();
+        assert!(ledger.release(RequestId(1)));
+        assert!(!ledger.release(RequestId(1)));
+        assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn what_runs_there_already_is_reserved_once() {
+        let mut ledger = Ledger::default();
+        let reserve = |ledger: &Ledger| ledger.reserve_tokens(WorkerId(0), &prompt(2, 6, 10), 50, 16);
+        assert_eq!(reserve(&ledger), 163 + 50);
+        ledger.book(
+            RequestId(1),
+            Demand {
+                prompt: prompt(1, 6, 9),
+                ..demand(0, None)
+            },
+        );
+        assert_eq!(reserve(&ledger), 163 + 50 - 96);
+    }
+
+    #[test]
+    fn an_idle_worker_admits_what_is_over_its_bounds() {
+        let limits = Limits {
+            append_tokens_per_decode: 10,
+            seed_tokens_per_decode: 10,
+            ..Limits::default()
+        };
+        let idle = Account::default();
+        assert_eq!(idle.denies_decode(1_000, 10, &limits), None);
+        assert_eq!(idle.denies_append(1_000, &limits), None);
+        assert_eq!(idle.denies_seed(1_000, &limits), None);
+        assert_eq!(idle.denies_prefill(u32::MAX, &limits), None);
+        let busy = Account {
+            requests: 1,
+            reserved_tokens: 5,
+            seeds: 1,
+            seed_tokens: 5,
+            append_tokens: 5,
+            ..idle
+        };
+        assert_eq!(busy.denies_decode(6, 10, &limits), Some(Denied::PoolFull));
+        assert_eq!(busy.denies_decode(5, 10, &limits), None);
+        assert_eq!(busy.denies_append(6, &limits), Some(Denied::AppendTokens));
+        assert_eq!(busy.denies_seed(6, &limits), Some(Denied::Seeds));
+    }
+
+    proptest! {
+        /// Whatever is booked, moved on and released: accounts are the sum of the bookings, and nothing stays.
+        #[test]
+        fn booking_and_release_balance(steps in prop::collection::vec((0..8_u64, 0..4_u32, 0..4_u32, 0..4_u8), 1..60)) {
+            let mut ledger = Ledger::default();
+            for (request, decode, prefill, step) in steps {
+                let request = RequestId(request);
+                match (ledger.bookings.contains_key(&request), step) {
+                    (false, _) => ledger.book(request, demand(decode, (prefill != decode).then_some(prefill))),
+                    (true, 0) => ledger.advance(request, Stage::Pull),
+                    (true, 1) => ledger.advance(request, Stage::Decode),
+                    (true, _) => prop_assert!(ledger.release(request)),
+                }
+                ledger.check_invariants();
+            }
+            for request in ledger.requests().collect::<Vec<_>>() {
+                ledger.release(request);
+            }
+            prop_assert!(ledger.is_empty());
+        }
+    }
+}

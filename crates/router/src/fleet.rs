@@ -1,0 +1,304 @@
+//! What is known of each worker apart from its cache: who it is, whether it lives, how busy it says it is.
+//!
+//! Life and load are kept apart on purpose. Only probes and broken connections speak about life; a busy answer, a slow
+//! transfer or a full queue never does. Nothing is booked here: what the router itself sent where is in the ledger.
+
+use crate::action::WorkerState;
+use crate::event::{HealthReport, LoadReport, WorkerInfo};
+use crate::feed::Feed;
+use homing_units::{BootEpoch, Duration, Instant, WorkerId};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Earlier lives of a worker that are remembered, to know a late message of one from the first of a new one.
+const PAST_EPOCHS: usize = 8;
+
+/// All workers, by id.
+#[derive(Debug, Default)]
+pub(crate) struct Fleet {
+    workers: BTreeMap<WorkerId, Worker>,
+}
+
+/// A worker.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) info: WorkerInfo,
+    pub(crate) feed: Feed,
+    /// Its own figures, and when they came.
+    pub(crate) load: Option<(Instant, LoadReport)>,
+    /// It said that it is busy: no new work before this.
+    pub(crate) busy_until: Instant,
+    /// The pause that led to `busy_until`.
+    pub(crate) busy_pause: Duration,
+    pub(crate) cache: CacheCounters,
+    liveness: Liveness,
+    missed_probes: u32,
+    /// It was suspect or dead and has answered no leg since.
+    on_trial: bool,
+    past_epochs: VecDeque<BootEpoch>,
+    announced: Option<WorkerState>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Liveness {
+    Alive,
+    Suspect,
+    Dead,
+}
+
+/// Cached prompt tokens as the router expected them and as the worker reported them, of legs where it reported any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CacheCounters {
+    pub(crate) legs: u64,
+    pub(crate) predicted_tokens: u64,
+    pub(crate) reported_tokens: u64,
+    /// Sum of the differences, whichever way.
+    pub(crate) error_tokens: u64,
+}
+
+/// What an epoch says about a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// The life that is known.
+    Same,
+    /// A new life: nothing of the old one holds.
+    New,
+    /// A life that is over: the message is late.
+    Past,
+}
+
+/// What a probe has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Probe {
+    /// Nothing that the rest of the router need act on.
+    Noted,
+    /// It came back from the dead.
+    Revived,
+    /// It died of this one.
+    Died,
+}
+
+impl Fleet {
+    pub(crate) fn get(&self, id: WorkerId) -> Option<&Worker> {
+        self.workers.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
+        self.workers.get_mut(&id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.values()
+    }
+
+    pub(crate) fn join(&mut self, info: WorkerInfo) {
+        self.workers.insert(info.id, Worker::new(info));
+    }
+
+    pub(crate) fn leave(&mut self, id: WorkerId) -> bool {
+        self.workers.remove(&id).is_some()
+    }
+
+    /// The longest prompt and output that any worker of the fleet that decodes takes, in tokens.
+    pub(crate) fn longest_context(&self) -> Option<u32> {
+        self.iter()
+            .filter(|worker| worker.info.role.decodes())
+            .map(Worker::context_limit)
+            .max()
+    }
+}
+
+impl Worker {
+    fn new(info: WorkerInfo) -> Self {
+        Self {
+            info,
+            feed: Feed::default(),
+            load: None,
+            busy_until: Instant::ZERO,
+            busy_pause: Duration::ZERO,
+            cache: CacheCounters::default(),
+            liveness: Liveness::Alive,
+            missed_probes: 0,
+            on_trial: false,
+            past_epochs: VecDeque::new(),
+            announced: None,
+        }
+    }
+
+    pub(crate) fn state(&self) -> WorkerState {
+        match self.liveness {
+            Liveness::Alive if self.info.kv_events && self.feed.is_exact() => WorkerState::Exact,
+            Liveness::Alive => WorkerState::Degraded,
+            Liveness::Suspect => WorkerState::Suspect,
+            Liveness::Dead => WorkerState::Dead,
+        }
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.liveness == Liveness::Alive
+    }
+
+    pub(crate) const fn is_on_trial(&self) -> bool {
+        self.on_trial
+    }
+
+    /// The longest prompt and output that fits its context and its pool, in tokens.
+    pub(crate) fn context_limit(&self) -> u32 {
+        let pool = u32::try_from(self.info.kv_tokens).unwrap_or(u32::MAX);
+        self.info.max_context_tokens.min(pool)
+    }
+
+    /// Its state, where that was not announced yet.
+    pub(crate) fn announce(&mut self) -> Option<WorkerState> {
+        let state = self.state();
+        (self.announced.replace(state) != Some(state)).then_some(state)
+    }
+
+    /// Places the epoch of a message among the worker's lives, and begins the new life if it is one.
+    pub(crate) fn meet(&mut self, epoch: BootEpoch) -> Life {
+        let unknown = BootEpoch::default();
+        if epoch == self.info.epoch || epoch == unknown {
+            return Life::Same;
+        }
+        if self.past_epochs.contains(&epoch) {
+            return Life::Past;
+        }
+        let old = std::mem::replace(&mut self.info.epoch, epoch);
+        if old == unknown {
+            return Life::Same;
+        }
+        if self.past_epochs.len() == PAST_EPOCHS {
+            self.past_epochs.pop_front();
+        }
+        self.past_epochs.push_back(old);
+        self.feed = Feed::default();
+        self.load = None;
+        self.busy_until = Instant::ZERO;
+        Life::New
+    }
+
+    /// A connection could not be made or broke.
+    pub(crate) fn doubt(&mut self) {
+        if self.liveness == Liveness::Alive {
+            self.liveness = Liveness::Suspect;
+        }
+    }
+
+    /// A leg was answered: it does work.
+    pub(crate) fn trust(&mut self) {
+        self.on_trial = false;
+        self.busy_pause = Duration::ZERO;
+    }
+
+    /// A liveness probe was answered or missed. The report's epoch is for [`Worker::meet`].
+    pub(crate) fn probed(&mut self, report: HealthReport, missed_probes: u32) -> Probe {
+        let before = self.liveness;
+        if report.alive {
+            self.missed_probes = 0;
+            self.liveness = Liveness::Alive;
+            self.on_trial |= before != Liveness::Alive;
+            return if before == Liveness::Dead {
+                Probe::Revived
+            } else {
+                Probe::Noted
+            };
+        }
+        self.missed_probes = self.missed_probes.saturating_add(1);
+        self.liveness = if self.missed_probes >= missed_probes {
+            Liveness::Dead
+        } else {
+            Liveness::Suspect
+        };
+        // A worker that is taken for dead stays so until it answers.
+        if before == Liveness::Dead {
+            self.liveness = Liveness::Dead;
+        }
+        if self.liveness == Liveness::Dead && before != Liveness::Dead {
+            Probe::Died
+        } else {
+            Probe::Noted
+        }
+    }
+}
+
+impl CacheCounters {
+    pub(crate) fn count(&mut self, predicted: u32, reported: u32) {
+        self.legs += 1;
+        self.predicted_tokens += u64::from(predicted);
+        self.reported_tokens += u64::from(reported);
+        self.error_tokens += u64::from(predicted.abs_diff(reported));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Role;
+
+    fn worker(epoch: u64) -> Worker {
+        Worker::new(WorkerInfo {
+            id: WorkerId(0),
+            name: "d0".into(),
+            role: Role::Both,
+            epoch: BootEpoch(epoch),
+            kv_tokens: 1_000,
+            max_context_tokens: 2_000,
+            transfers: true,
+            kv_events: true,
+        })
+    }
+
+    fn probe(worker: &mut Worker, alive: bool) -> (Probe, WorkerState) {
+        let probe = worker.probed(
+            HealthReport {
+                worker: WorkerId(0),
+                epoch: None,
+                alive,
+            },
+            3,
+        );
+        (probe, worker.state())
+    }
+
+    #[test]
+    fn missed_probes_make_it_suspect_then_dead_and_an_answer_brings_it_back_on_trial() {
+        let mut worker = worker(1);
+        assert_eq!(probe(&mut worker, true), (Probe::Noted, WorkerState::Exact));
+        assert!(!worker.is_on_trial());
+        assert_eq!(probe(&mut worker, false), (Probe::Noted, WorkerState::Suspect));
+        assert_eq!(probe(&mut worker, false), (Probe::Noted, WorkerState::Suspect));
+        assert_eq!(probe(&mut worker, false), (Probe::Died, WorkerState::Dead));
+        worker.doubt();
+        assert_eq!(probe(&mut worker, false), (Probe::Noted, WorkerState::Dead));
+        assert_eq!(probe(&mut worker, true), (Probe::Revived, WorkerState::Exact));
+        assert!(worker.is_on_trial());
+        worker.trust();
+        worker.doubt();
+        assert_eq!(worker.state(), WorkerState::Suspect);
+        assert_eq!(probe(&mut worker, true), (Probe::Noted, WorkerState::Exact));
+        assert!(worker.is_on_trial());
+    }
+
+    #[test]
+    fn a_late_message_of_an_old_life_is_no_new_life() {
+        let mut worker = worker(0);
+        assert_eq!(worker.meet(BootEpoch(5)), Life::Same, "the first epoch is learnt");
+        assert_eq!(worker.meet(BootEpoch(0)), Life::Same, "no epoch says nothing");
+        assert_eq!(worker.meet(BootEpoch(3)), Life::New, "epochs need not grow");
+        assert_eq!(worker.meet(BootEpoch(5)), Life::Past);
+        assert_eq!(worker.meet(BootEpoch(3)), Life::Same);
+    }
+
+    #[test]
+    fn a_state_is_announced_once() {
+        let mut worker = worker(1);
+        assert_eq!(worker.announce(), Some(WorkerState::Exact));
+        assert_eq!(worker.announce(), None);
+        worker.doubt();
+        assert_eq!(worker.announce(), Some(WorkerState::Suspect));
+    }
+
+    #[test]
+    fn the_context_is_bounded_by_the_pool() {
+        assert_eq!(worker(1).context_limit(), 1_000);
+    }
+}

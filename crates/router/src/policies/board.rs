@@ -1,0 +1,223 @@
+//! What a policy sees, and what it answers. All of it is computed before the policy is asked; nothing of it is live.
+
+use crate::action::{Candidate, Path};
+use crate::admission::{Account, Denied};
+use crate::event::Role;
+use homing_units::{Duration, RequestId, SessionId, WorkerId};
+use std::collections::BTreeMap;
+
+/// The fleet, as far as one turn is concerned.
+#[derive(Clone, Debug, Default)]
+pub struct Board {
+    /// All workers, by id.
+    pub workers: Vec<WorkerView>,
+    /// What is known of links that have transfers on them or that failed lately, from prefill to decode worker.
+    pub links: BTreeMap<(WorkerId, WorkerId), LinkView>,
+}
+
+/// A link between two workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkView {
+    /// Transfers that are on their way or will be.
+    pub transfers: u32,
+    /// Failures in a row, the last of them lately.
+    pub failures: u32,
+}
+
+/// A worker, as far as one turn is concerned.
+#[derive(Clone, Debug)]
+pub struct WorkerView {
+    /// Its id.
+    pub id: WorkerId,
+    /// What it may do.
+    pub role: Role,
+    /// Whether it can give and take KV.
+    pub transfers: bool,
+    /// Size of its pool in tokens.
+    pub kv_tokens: u64,
+    /// What the router has in flight there.
+    pub account: Account,
+    /// Requests that it says wait for a place in its batch; 0 where it says nothing.
+    pub waiting: u32,
+    /// Sessions that live there.
+    pub homed_sessions: u32,
+    /// Tokens of their last prompts.
+    pub homed_tokens: u64,
+    /// Tokens of this prompt in its accelerator's memory.
+    pub resident_tokens: u32,
+    /// More of them in its host's memory.
+    pub host_tokens: u32,
+    /// Those of them that are the session family's own, shared ones in part; 0 for a new family.
+    pub exclusive_tokens: u32,
+    /// Why it cannot decode this turn with a prefill of its own (`append`, `local`).
+    pub denies_alone: Option<Denied>,
+    /// Why it cannot decode this turn with KV from elsewhere.
+    pub denies_seed: Option<Denied>,
+    /// Why it cannot prefill this turn for another.
+    pub denies_prefill: Option<Denied>,
+}
+
+/// A turn.
+#[derive(Clone, Copy, Debug)]
+pub struct TurnView {
+    /// The request.
+    pub request: RequestId,
+    /// Its session.
+    pub session: SessionId,
+    /// Its prompt's length.
+    pub prompt_tokens: u32,
+    /// Nothing of this family was seen before: whatever lies somewhere is boilerplate.
+    pub new_family: bool,
+    /// The session's KV was on a decode worker once.
+    pub was_resident: bool,
+    /// The decode worker of the session's last plan, as long as that one lives.
+    pub home: Option<WorkerId>,
+    /// How long the turn has waited.
+    pub waited: Duration,
+    /// Whether KV may be moved for it; not when that failed too often.
+    pub may_transfer: bool,
+}
+
+/// Who does what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// How.
+    pub path: Path,
+    /// Where the prefill leg goes, if there is one.
+    pub prefill: Option<WorkerId>,
+    /// Where the decode leg goes.
+    pub decode: WorkerId,
+}
+
+/// What a policy answers.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The plan; `None` where the turn is to wait.
+    pub plan: Option<Plan>,
+    /// What was considered, best first; the router keeps a bounded number of them.
+    pub considered: Vec<Considered>,
+    /// Why, in a few words.
+    pub reason: String,
+}
+
+/// A plan that was considered.
+#[derive(Clone, Copy, Debug)]
+pub struct Considered {
+    /// The plan.
+    pub plan: Plan,
+    /// Tokens of the prompt that its decode worker holds.
+    pub resident_tokens: u32,
+    /// Lower is better.
+    pub score: f64,
+    /// Why it is out of the question.
+    pub denied: Option<Denied>,
+}
+
+impl Board {
+    /// A worker of the fleet.
+    #[must_use]
+    pub fn worker(&self, id: WorkerId) -> Option<&WorkerView> {
+        let index = self.workers.binary_search_by_key(&id, |worker| worker.id).ok()?;
+        self.workers.get(index)
+    }
+
+    /// The workers that could decode this turn with a prefill of their own, now or once they have room.
+    pub fn decoders(&self) -> impl Iterator<Item = &WorkerView> {
+        self.workers
+            .iter()
+            .filter(|worker| !worker.denies_alone.is_some_and(Denied::is_lasting))
+    }
+
+    /// The workers that could prefill this turn for `decode`, now or once they have room. A worker that could decode
+    /// the turn itself is spared this, unless `decode` is not allowed to prefill all of it.
+    pub fn prefillers<'a>(&'a self, decode: &'a WorkerView) -> impl Iterator<Item = &'a WorkerView> {
+        let takes = decode.transfers && !decode.denies_seed.is_some_and(Denied::is_lasting);
+        self.workers.iter().filter(move |worker| {
+            takes
+                && worker.id != decode.id
+                && !worker.denies_prefill.is_some_and(Denied::is_lasting)
+                && (worker.role == Role::Prefill || decode.role == Role::Decode)
+        })
+    }
+
+    /// What is known of a link.
+    #[must_use]
+    pub fn link(&self, from: WorkerId, to: WorkerId) -> LinkView {
+        self.links.get(&(from, to)).copied().unwrap_or_default()
+    }
+}
+
+impl WorkerView {
+    /// Tokens of the prompt that it holds in any tier.
+    #[must_use]
+    pub const fn held_tokens(&self) -> u32 {
+        self.resident_tokens + self.host_tokens
+    }
+
+    /// Tokens of the turn's prompt that it lacks.
+    #[must_use]
+    pub const fn lacks(&self, turn: &TurnView) -> u32 {
+        turn.prompt_tokens.saturating_sub(self.held_tokens())
+    }
+
+    /// The plan in which it serves the turn alone: `append` where it holds the session's own history.
+    #[must_use]
+    pub fn alone(&self, turn: &TurnView) -> Plan {
+        let appends = !turn.new_family && self.exclusive_tokens > 0;
+        Plan {
+            path: if appends { Path::Append } else { Path::Local },
+            prefill: None,
+            decode: self.id,
+        }
+    }
+
+    /// The plan in which `prefill` computes the turn's prompt for it.
+    #[must_use]
+    pub const fn seeded_by(&self, prefill: WorkerId, turn: &TurnView) -> Plan {
+        let path = if turn.was_resident { Path::Reseed } else { Path::Seed };
+        Plan {
+            path,
+            prefill: Some(prefill),
+            decode: self.id,
+        }
+    }
+}
+
+impl Considered {
+    /// In the form of a decision.
+    #[must_use]
+    pub fn candidate(&self) -> Candidate {
+        Candidate {
+            path: self.plan.path,
+            prefill: self.plan.prefill,
+            decode: self.plan.decode,
+            resident_tokens: self.resident_tokens,
+            score: self.score,
+            forbidden: self.denied.map(|denied| denied.as_str().to_owned()),
+        }
+    }
+}
+
+impl Choice {
+    /// The least of what is not denied; the turn waits where all is.
+    #[must_use]
+    pub fn least(mut considered: Vec<Considered>, reason: impl Into<String>) -> Self {
+        considered.sort_by(|left, right| {
+            (left.denied.is_some().cmp(&right.denied.is_some())).then(left.score.total_cmp(&right.score))
+        });
+        let plan = considered
+            .first()
+            .filter(|best| best.denied.is_none())
+            .map(|best| best.plan);
+        let reason = if plan.is_some() {
+            reason.into()
+        } else {
+            "waits: no worker has room".to_owned()
+        };
+        Self {
+            plan,
+            considered,
+            reason,
+        }
+    }
+}

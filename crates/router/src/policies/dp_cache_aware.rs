@@ -1,0 +1,153 @@
+//! `dp-cache-aware`: prefix affinity within balance thresholds, as the gateways of data-parallel clusters do it. The
+//! baseline of the source documents.
+//!
+//! Formula (after the cache-aware policy of SGLang's model gateway, in its form that gates each candidate): the worker
+//! with the longest cached prefix takes the turn if that prefix is more than `cache_threshold` of the prompt, unless it is
+//! overloaded: `load > mean + abs` and `load > mean * rel`, load being its requests in flight. All other turns go to
+//! the worker with the least load, of equals to the one where fewer sessions live (there: the smallest tree).
+//!
+//! All overlap counts, boilerplate too: this policy herds new sessions to the first worker that saw their system prompt,
+//! as its model does. Any worker that decodes serves alone; prefill-only workers stay idle.
+
+use super::spec::Parameters;
+use super::{Board, Choice, Considered, Policy, PolicyError, TurnView, WorkerView};
+
+/// Parameters of the policy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DpCacheAwareConfig {
+    /// The share of the prompt that must be cached for affinity to count, 0 to 1.
+    pub cache_threshold: f64,
+    /// Requests above the mean that count as overload...
+    pub abs: u32,
+    /// ...if they are above so many times the mean, too.
+    pub rel: f64,
+}
+
+impl Default for DpCacheAwareConfig {
+    fn default() -> Self {
+        Self {
+            cache_threshold: 0.5,
+            abs: 32,
+            rel: 1.1,
+        }
+    }
+}
+
+impl DpCacheAwareConfig {
+    pub(super) fn parse(parameters: &mut Parameters<'_>) -> Result<Self, PolicyError> {
+        let default = Self::default();
+        Ok(Self {
+            cache_threshold: parameters.number("cache_threshold", default.cache_threshold)?,
+            abs: parameters.whole("abs", default.abs)?,
+            rel: parameters.number("rel", default.rel)?,
+        })
+    }
+}
+
+/// The policy.
+#[derive(Debug)]
+pub struct DpCacheAware {
+    config: DpCacheAwareConfig,
+}
+
+impl DpCacheAware {
+    /// A policy with these parameters.
+    #[must_use]
+    pub const fn new(config: DpCacheAwareConfig) -> Self {
+        Self { config }
+    }
+
+    /// The worker with the longest prefix, if that is long enough and the worker not overloaded.
+    fn affine<'b>(&self, board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
+        let best = board
+            .decoders()
+            .max_by_key(|worker| (worker.held_tokens(), std::cmp::Reverse(load(worker))))?;
+        let matched = f64::from(best.held_tokens()) > self.config.cache_threshold * f64::from(turn.prompt_tokens);
+        (matched && !is_overloaded(board, best, self.config.abs, self.config.rel)).then_some(best)
+    }
+}
+
+impl Policy for DpCacheAware {
+    fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
+        let consider = |worker: &WorkerView, score: f64| Considered {
+            plan: worker.alone(turn),
+            resident_tokens: worker.resident_tokens,
+            score,
+            denied: worker.denies_alone,
+        };
+        if let Some(worker) = self.affine(board, turn) {
+            // Affinity waits for room, as the model's requests wait in the worker's own queue.
+            return Choice::least(vec![consider(worker, f64::from(load(worker)))], "longest cached prefix");
+        }
+        let mut idle_first: Vec<_> = board.decoders().collect();
+        idle_first.sort_by_key(|worker| (load(worker), worker.homed_sessions, worker.id));
+        let considered = idle_first
+            .into_iter()
+            .map(|worker| consider(worker, f64::from(load(worker))))
+            .collect();
+        Choice::least(considered, "least load")
+    }
+}
+
+fn load(worker: &WorkerView) -> u32 {
+    worker.account.requests
+}
+
+/// Whether a worker has more than `mean + abs` and more than `mean * rel` requests in flight, the mean being that of all
+/// workers that could serve the turn.
+pub(super) fn is_overloaded(board: &Board, worker: &WorkerView, abs: u32, rel: f64) -> bool {
+    let (count, sum) = board.decoders().fold((0.0, 0.0), |(count, sum), worker| {
+        (count + 1.0, sum + f64::from(load(worker)))
+    });
+    let mean = if count > 0.0 { sum / count } else { 0.0 };
+    let load = f64::from(load(worker));
+    load > mean + f64::from(abs) && load > mean * rel
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{board, turn};
+    use super::*;
+    use crate::admission::Denied;
+    use crate::event::Role;
+
+    fn check(edit: impl FnOnce(&mut Board), expected: Option<u32>) {
+        let mut board = board([Role::Prefill, Role::Both, Role::Both, Role::Decode]);
+        edit(&mut board);
+        let mut policy = DpCacheAware::new(DpCacheAwareConfig::default());
+        let plan = policy.choose(&board, &turn()).plan;
+        assert_eq!(
+            plan.map(|plan| (plan.prefill, plan.decode.0)),
+            expected.map(|decode| (None, decode)),
+            "{board:?}"
+        );
+    }
+
+    #[test]
+    fn affinity_within_balance() {
+        check(|_| {}, Some(1));
+        check(|board| board.workers[1].account.requests = 1, Some(2));
+        check(|board| board.workers[1].homed_sessions = 1, Some(2));
+        check(|board| board.workers[3].resident_tokens = 10_001, Some(3));
+        check(|board| board.workers[3].resident_tokens = 10_000, Some(1));
+        check(|board| board.workers[0].resident_tokens = 20_000, Some(1));
+        // Overloaded: 50 > 50 / 3 + 32.
+        let loaded = |requests| {
+            move |board: &mut Board| {
+                board.workers[3].resident_tokens = 20_000;
+                board.workers[3].account.requests = requests;
+            }
+        };
+        check(loaded(48), Some(3));
+        check(loaded(50), Some(1));
+        // Full: waits; dead: goes elsewhere.
+        let denied = |denied| {
+            move |board: &mut Board| {
+                board.workers[3].resident_tokens = 20_000;
+                board.workers[3].denies_alone = Some(denied);
+            }
+        };
+        check(denied(Denied::PoolFull), None);
+        check(denied(Denied::Down), Some(1));
+    }
+}

@@ -1,0 +1,415 @@
+//! `homing`: every turn to the worker that holds its session's KV, when that is the cheapest plan.
+//!
+//! The first version of the planner, by rules over rough costs in seconds:
+//! 1. A worker that holds the session's own history and lacks at most half of the prompt is its home. The home serves the
+//!    turn: `append` while the tail is small (`append_tokens`) or a prefill worker would have to compute at least `heavy` times
+//!    as much; otherwise a prefill worker computes the prompt and the home pulls what it lacks.
+//! 2. A home without room is waited for as long as computing the prompt elsewhere would take (rent or buy: at most twice the
+//!    cost of the better choice in hindsight). An overloaded home (`load > mean + abs` and `load > mean * rel`, as in
+//!    `dp-cache-aware`) is left only if another plan is estimated to be cheaper, so that on a data-parallel cluster this
+//!    policy is sticky wherever that one is.
+//! 3. Without a home the least estimate wins: `seed` or `reseed` through a prefill worker; `local` where a worker does both,
+//!    where nobody can prefill for it, or where next to nothing is to be computed (`local_tokens`).
+//!
+//!     prefill  = (prefill tokens queued there + tokens that it lacks) / prefill_tps
+//!     transfer = (transfers ahead on the link + 1) * tokens to move / transfer_tps + recent failures of the link * failure_s
+//!     place    = requests there * request_s + (tokens of the sessions that live there + prompt) / pool * pool_s
+//!
+//! What the prefill worker lacks is counted with all overlap, boilerplate too: that is what it saves. For the decode
+//! worker only the family's own blocks count, and nothing for a new family: boilerplate never decides where a session will live.
+
+use super::dp_cache_aware::is_overloaded;
+use super::spec::Parameters;
+use super::{Board, Choice, Considered, Policy, PolicyError, TurnView, WorkerView};
+use crate::event::Role;
+
+/// Parameters of the policy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HomingConfig {
+    /// The longest tail, in tokens, that a decode-only worker prefills beside its decoding without a second thought. Of
+    /// coding-agent turns nine in ten are below the default.
+    pub append_tokens: u32,
+    /// So few tokens to compute are not worth a prefill worker, whoever lacks them.
+    pub local_tokens: u32,
+    /// A longer tail is appended still if a prefill worker had to compute at least so many times its tokens.
+    pub heavy: f64,
+    /// Prompt tokens that a worker prefills in a second.
+    pub prefill_tps: f64,
+    /// Prompt tokens whose KV a link moves in a second.
+    pub transfer_tps: f64,
+    /// What one request in flight costs another on its worker, in seconds.
+    pub request_s: f64,
+    /// What a full pool costs compared with an empty one, in seconds.
+    pub pool_s: f64,
+    /// What a recent failure of a link costs, in seconds.
+    pub failure_s: f64,
+    /// Requests above the mean that count as overload...
+    pub abs: u32,
+    /// ...if they are above so many times the mean, too.
+    pub rel: f64,
+}
+
+impl Default for HomingConfig {
+    fn default() -> Self {
+        Self {
+            append_tokens: 4_096,
+            local_tokens: 512,
+            heavy: 8.0,
+            // Of the step-time calibration: an H20 at 8K tokens of context; 10 GB/s at 98,304 bytes a token.
+            prefill_tps: 15_000.0,
+            transfer_tps: 100_000.0,
+            request_s: 0.05,
+            pool_s: 1.0,
+            failure_s: 2.0,
+            abs: 16,
+            rel: 1.5,
+        }
+    }
+}
+
+impl HomingConfig {
+    pub(super) fn parse(parameters: &mut Parameters<'_>) -> Result<Self, PolicyError> {
+        let default = Self::default();
+        Ok(Self {
+            append_tokens: parameters.whole("append_tokens", default.append_tokens)?,
+            local_tokens: parameters.whole("local_tokens", default.local_tokens)?,
+            heavy: parameters.number("heavy", default.heavy)?,
+            prefill_tps: parameters.positive("prefill_tps", default.prefill_tps)?,
+            transfer_tps: parameters.positive("transfer_tps", default.transfer_tps)?,
+            request_s: parameters.number("request_s", default.request_s)?,
+            pool_s: parameters.number("pool_s", default.pool_s)?,
+            failure_s: parameters.number("failure_s", default.failure_s)?,
+            abs: parameters.whole("abs", default.abs)?,
+            rel: parameters.number("rel", default.rel)?,
+        })
+    }
+}
+
+/// The policy.
+#[derive(Debug)]
+pub struct Homing {
+    config: HomingConfig,
+}
+
+impl Policy for Homing {
+    fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
+        let mut plans: Vec<Considered> = board
+            .decoders()
+            .map(|worker| self.best_for(board, worker, turn))
+            .collect();
+        let Some(home) = home(board, turn) else {
+            return Choice::least(plans, "has no home: least estimate");
+        };
+        let at = plans
+            .iter()
+            .position(|plan| plan.plan.decode == home.id)
+            .expect("a home is a decode worker");
+        let stay = plans.remove(at);
+        let mut elsewhere = Choice::least(plans, "its home has no room, and waiting costs more than moving");
+        let cheaper = elsewhere
+            .considered
+            .first()
+            .is_some_and(|best| best.denied.is_none() && best.score < stay.score);
+        let moves = match stay.denied {
+            Some(_) => turn.waited.as_secs_f64() >= self.prefill_s(turn.prompt_tokens) && elsewhere.plan.is_some(),
+            None => cheaper && is_overloaded(board, home, self.config.abs, self.config.rel),
+        };
+        if moves {
+            if stay.denied.is_none() {
+                "its home is overloaded".clone_into(&mut elsewhere.reason);
+            }
+            elsewhere.considered.push(stay);
+            return elsewhere;
+        }
+        let reason = match (stay.denied, stay.plan.prefill) {
+            (Some(denied), _) => format!("waits for its home: {}", denied.as_str()),
+            (None, None) => format!("at home, {} tokens to append", home.lacks(turn)),
+            (None, Some(_)) => format!("at home, {} tokens are too many to append", home.lacks(turn)),
+        };
+        let plan = stay.denied.is_none().then_some(stay.plan);
+        elsewhere.considered.insert(0, stay);
+        Choice {
+            plan,
+            considered: elsewhere.considered,
+            reason,
+        }
+    }
+}
+
+/// The worker that holds this session's history, if one does.
+fn home<'b>(board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
+    let holds = |worker: &&WorkerView| {
+        !turn.new_family
+            && worker.exclusive_tokens > 0
+            && u64::from(worker.lacks(turn)) * 2 <= u64::from(turn.prompt_tokens)
+    };
+    board.decoders().filter(holds).max_by_key(|worker| {
+        (
+            worker.exclusive_tokens,
+            turn.home == Some(worker.id),
+            std::cmp::Reverse(worker.id),
+        )
+    })
+}
+
+impl Homing {
+    /// A policy with these parameters.
+    #[must_use]
+    pub const fn new(config: HomingConfig) -> Self {
+        Self { config }
+    }
+
+    /// The best plan that ends on this decode worker.
+    fn best_for(&self, board: &Board, decode: &WorkerView, turn: &TurnView) -> Considered {
+        let alone = self.alone(decode, turn);
+        let Some(seeded) = self
+            .seeded(board, decode, turn)
+            .filter(|_| !self.is_light(decode, turn))
+        else {
+            return alone;
+        };
+        let appends =
+            decode.exclusive_tokens > 0 && !turn.new_family && self.is_cheaper_to_append(board, decode, &seeded, turn);
+        if appends || decode.role == Role::Both && alone.score <= seeded.score {
+            alone
+        } else {
+            seeded
+        }
+    }
+
+    /// Whether so little is to be computed that no prefill worker is worth it.
+    fn is_light(&self, decode: &WorkerView, turn: &TurnView) -> bool {
+        let appends = !turn.new_family && decode.exclusive_tokens > 0;
+        let bound = if appends {
+            self.config.append_tokens.max(self.config.local_tokens)
+        } else {
+            self.config.local_tokens
+        };
+        decode.lacks(turn) <= bound
+    }
+
+    /// Whether the prefill worker of this plan would compute many times what the decode worker lacks.
+    fn is_cheaper_to_append(&self, board: &Board, decode: &WorkerView, seeded: &Considered, turn: &TurnView) -> bool {
+        let prefill = seeded.plan.prefill.and_then(|prefill| board.worker(prefill));
+        let computes = prefill.map_or(turn.prompt_tokens, |prefill| prefill.lacks(turn));
+        f64::from(computes) >= self.config.heavy * f64::from(decode.lacks(turn))
+    }
+
+    fn alone(&self, worker: &WorkerView, turn: &TurnView) -> Considered {
+        let own = if turn.new_family {
+            0
+        } else {
+            worker.exclusive_tokens.min(worker.held_tokens())
+        };
+        let ahead = worker.account.append_tokens + worker.account.prefill_tokens;
+        let prefill_s = self.prefill_s(turn.prompt_tokens.saturating_sub(own)) + ahead as f64 / self.config.prefill_tps;
+        Considered {
+            plan: worker.alone(turn),
+            resident_tokens: worker.resident_tokens,
+            score: prefill_s + self.place_s(worker, turn),
+            denied: worker.denies_alone,
+        }
+    }
+
+    /// The plan with the prefill worker that has it there first; one with room if there is any. `None` where nobody can.
+    fn seeded(&self, board: &Board, decode: &WorkerView, turn: &TurnView) -> Option<Considered> {
+        if !turn.may_transfer {
+            return None;
+        }
+        let place_s = self.place_s(decode, turn);
+        let plans = board.prefillers(decode).map(|prefill| Considered {
+            plan: decode.seeded_by(prefill.id, turn),
+            resident_tokens: decode.resident_tokens,
+            score: self.arrival_s(board, prefill, decode, turn) + place_s,
+            denied: decode.denies_seed.or(prefill.denies_prefill),
+        });
+        plans.min_by(|left, right| {
+            (left.denied.is_some().cmp(&right.denied.is_some())).then(left.score.total_cmp(&right.score))
+        })
+    }
+
+    /// When the KV that `prefill` computes would be at `decode`.
+    fn arrival_s(&self, board: &Board, prefill: &WorkerView, decode: &WorkerView, turn: &TurnView) -> f64 {
+        let link = board.link(prefill.id, decode.id);
+        let queued_s = prefill.account.prefill_tokens as f64 / self.config.prefill_tps;
+        let own = if turn.new_family {
+            0
+        } else {
+            decode.exclusive_tokens.min(decode.held_tokens())
+        };
+        let moved_s = f64::from(turn.prompt_tokens.saturating_sub(own)) / self.config.transfer_tps;
+        queued_s
+            + self.prefill_s(prefill.lacks(turn))
+            + f64::from(link.transfers + 1) * moved_s
+            + f64::from(link.failures) * self.config.failure_s
+    }
+
+    fn prefill_s(&self, tokens: u32) -> f64 {
+        f64::from(tokens) / self.config.prefill_tps
+    }
+
+    /// What it costs to live at this worker: its company, and how full its pool would be.
+    fn place_s(&self, worker: &WorkerView, turn: &TurnView) -> f64 {
+        let moves_in = if turn.home == Some(worker.id) {
+            0
+        } else {
+            u64::from(turn.prompt_tokens)
+        };
+        let full = (worker.homed_tokens + moves_in) as f64 / worker.kv_tokens.max(1) as f64;
+        let company = f64::from(worker.account.requests.saturating_add(worker.waiting));
+        company * self.config.request_s + full * self.config.pool_s
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{board, turn};
+    use super::super::{LinkView, Plan};
+    use super::*;
+    use crate::action::Path;
+    use crate::admission::Denied;
+    use homing_units::{Duration, WorkerId};
+
+    const PD: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
+    const DP: [Role; 3] = [Role::Both; 3];
+
+    /// A later turn of a session whose history of so many tokens worker `at` holds.
+    fn later(board: &mut Board, at: usize, held: u32) -> TurnView {
+        board.workers[at].resident_tokens = held;
+        board.workers[at].exclusive_tokens = held / 2;
+        let home = Some(board.workers[at].id);
+        TurnView {
+            new_family: false,
+            was_resident: true,
+            home,
+            ..turn()
+        }
+    }
+
+    fn check<const N: usize>(
+        roles: [Role; N],
+        set: impl FnOnce(&mut Board) -> TurnView,
+        expected: Option<(Path, Option<u32>, u32)>,
+    ) {
+        let mut board = board(roles);
+        let turn = set(&mut board);
+        let choice = Homing::new(HomingConfig::default()).choose(&board, &turn);
+        let plan = choice
+            .plan
+            .map(|plan: Plan| (plan.path, plan.prefill.map(|id| id.0), plan.decode.0));
+        assert_eq!(plan, expected, "{} {:?}", choice.reason, choice.considered);
+        if let Some(plan) = choice.plan {
+            assert_eq!(choice.considered[0].plan, plan, "the chosen one comes first");
+        }
+    }
+
+    #[test]
+    fn small_tails_are_appended_and_heavy_ones_prefilled_elsewhere() {
+        check(PD, |board| later(board, 3, 19_000), Some((Path::Append, None, 3)));
+        check(PD, |board| later(board, 3, 15_904), Some((Path::Append, None, 3)));
+        check(PD, |board| later(board, 3, 15_903), Some((Path::Reseed, Some(0), 3)));
+        // The prefill worker would compute eight times the tail.
+        let long = |board: &mut Board| TurnView {
+            prompt_tokens: 80_000,
+            ..later(board, 3, 70_000)
+        };
+        check(PD, long, Some((Path::Append, None, 3)));
+    }
+
+    #[test]
+    fn without_a_home_the_least_estimate_wins() {
+        check(PD, |_| turn(), Some((Path::Seed, Some(0), 2)));
+        let loaded = |board: &mut Board| {
+            board.workers[0].account.prefill_tokens = 1;
+            board.workers[2].homed_tokens = 1;
+            turn()
+        };
+        check(PD, loaded, Some((Path::Seed, Some(1), 3)));
+        let failing = |board: &mut Board| {
+            let link = LinkView {
+                transfers: 0,
+                failures: 1,
+            };
+            board.links.insert((WorkerId(0), WorkerId(2)), link);
+            turn()
+        };
+        check(PD, failing, Some((Path::Seed, Some(1), 2)));
+        check(
+            PD,
+            |_| TurnView {
+                was_resident: true,
+                new_family: false,
+                ..turn()
+            },
+            Some((Path::Reseed, Some(0), 2)),
+        );
+        check(
+            PD,
+            |_| TurnView {
+                prompt_tokens: 512,
+                ..turn()
+            },
+            Some((Path::Local, None, 2)),
+        );
+        check(
+            PD,
+            |_| TurnView {
+                may_transfer: false,
+                ..turn()
+            },
+            Some((Path::Local, None, 2)),
+        );
+        check(DP, |_| turn(), Some((Path::Local, None, 0)));
+        check([Role::Both, Role::Decode], |_| turn(), Some((Path::Local, None, 0)));
+        check([Role::Decode; 2], |_| turn(), Some((Path::Local, None, 0)));
+        let half_gone = |board: &mut Board| later(board, 2, 9_999);
+        check(DP, half_gone, Some((Path::Append, None, 2)));
+    }
+
+    #[test]
+    fn boilerplate_decides_who_prefills_and_never_who_decodes() {
+        let boilerplate = |board: &mut Board| {
+            board.workers[1].resident_tokens = 15_000;
+            board.workers[3].resident_tokens = 15_000;
+            turn()
+        };
+        check(PD, boilerplate, Some((Path::Seed, Some(1), 2)));
+        check(
+            DP,
+            |board| TurnView {
+                home: None,
+                new_family: true,
+                ..later(board, 2, 15_000)
+            },
+            Some((Path::Local, None, 0)),
+        );
+    }
+
+    #[test]
+    fn a_home_is_left_only_when_that_pays() {
+        let busy = |requests| {
+            move |board: &mut Board| {
+                let turn = later(board, 2, 19_000);
+                board.workers[2].account.requests = requests;
+                turn
+            }
+        };
+        check(DP, busy(24), Some((Path::Append, None, 2)));
+        check(DP, busy(40), Some((Path::Local, None, 0)));
+        let full = |waited| {
+            move |board: &mut Board| {
+                let turn = later(board, 2, 19_000);
+                board.workers[2].denies_alone = Some(Denied::PoolFull);
+                TurnView { waited, ..turn }
+            }
+        };
+        check(DP, full(Duration::from_millis(1_300)), None);
+        check(DP, full(Duration::from_millis(1_400)), Some((Path::Local, None, 0)));
+        let dead = |board: &mut Board| {
+            let turn = later(board, 2, 19_000);
+            board.workers[2].denies_alone = Some(Denied::Down);
+            turn
+        };
+        check(DP, dead, Some((Path::Local, None, 0)));
+    }
+}

@@ -1,0 +1,230 @@
+//! The router: events in, actions out. This file holds what it knows and the order in which a driver asks; what each kind
+//! of event does is in the files below.
+//!
+//! - `workers`: joins, leaves, probes, loads, KV events
+//! - `turns`: new turns, the queue, planning and placing
+//! - `legs`: answers and failures of legs, and what the handoff machine makes of them
+//! - `survey`: the board that a policy sees
+//! - `views`: what operators see
+//!
+//! Nothing is decided inside a callback: whatever frees something sets a flag, and the queue is looked at once, at the
+//! end of the event.
+
+mod legs;
+mod survey;
+mod turns;
+mod views;
+mod workers;
+
+pub use views::{AttemptView, Explanation, SessionView, WorkerStatus};
+
+use crate::action::Action;
+use crate::admission::Ledger;
+use crate::backoff::Backoff;
+use crate::config::RouterConfig;
+use crate::event::Event;
+use crate::feed::FeedLimits;
+use crate::fleet::Fleet;
+use crate::handoff::{Phase, Request};
+use crate::links::Links;
+use crate::policies::Policy;
+use crate::residency::Residency;
+use crate::sessions::{SessionLimits, Sessions};
+use crate::timers::Timers;
+use homing_units::{Instant, RequestId, Rng, WorkerId, rng_for};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use views::History;
+
+/// Output tokens that are expected of a request before any has ended.
+const FIRST_EXPECTED_OUTPUT_TOKENS: u32 = 512;
+
+/// The router core. Call [`Router::handle`], then [`Router::poll_action`] until it is `None`, then
+/// [`Router::poll_timeout`]; at that time at the latest, hand in [`Event::Timeout`].
+#[derive(Debug)]
+pub struct Router {
+    config: RouterConfig,
+    policy: Box<dyn Policy>,
+    rng: Rng,
+    /// The latest time that it was told; it never goes back.
+    now: Instant,
+    fleet: Fleet,
+    residency: Residency,
+    sessions: Sessions,
+    ledger: Ledger,
+    links: Links,
+    requests: BTreeMap<RequestId, Request>,
+    /// Requests that wait, by deadline.
+    queue: BTreeSet<(Instant, RequestId)>,
+    timers: Timers<Timer>,
+    actions: VecDeque<Action>,
+    history: History,
+    /// Something was freed: waiting requests may fit now.
+    freed: bool,
+    /// A running mean of output tokens.
+    expected_output_tokens: u32,
+}
+
+/// What a timer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// The phase of a request has taken too long, or a waiting one is to be tried again.
+    Request(RequestId),
+    /// A replay of KV events has taken too long.
+    Resync(WorkerId),
+}
+
+impl Router {
+    /// A router without workers.
+    ///
+    /// # Panics
+    /// If the block size or a bound on blocks is 0.
+    #[must_use]
+    pub fn new(config: RouterConfig) -> Self {
+        assert!(config.block_size > 0, "a block holds at least one token");
+        let limits = &config.limits;
+        let session_limits = SessionLimits {
+            sessions: limits.sessions,
+            family_sessions: limits.family_sessions,
+            blocks: limits.session_blocks,
+            idle: config.clocks.session_idle,
+        };
+        Self {
+            policy: config.policy.build(),
+            rng: rng_for(config.seed, "router"),
+            now: Instant::ZERO,
+            fleet: Fleet::default(),
+            residency: Residency::new(limits.index_blocks, limits.predictions),
+            sessions: Sessions::new(session_limits),
+            ledger: Ledger::default(),
+            links: Links::default(),
+            requests: BTreeMap::new(),
+            queue: BTreeSet::new(),
+            timers: Timers::new(),
+            actions: VecDeque::new(),
+            history: History::new(limits.explained),
+            freed: false,
+            expected_output_tokens: FIRST_EXPECTED_OUTPUT_TOKENS,
+            config,
+        }
+    }
+
+    /// Takes an event in. Then poll for actions.
+    pub fn handle(&mut self, now: Instant, event: Event) {
+        self.now = self.now.max(now);
+        match event {
+            Event::WorkerJoined(info) => self.on_joined(info),
+            Event::WorkerLeft(worker) => self.on_left(worker),
+            Event::Health(report) => self.on_health(report),
+            Event::Load(report) => self.on_load(report),
+            Event::Kv(batch) => self.on_kv(batch),
+            Event::ResyncDone { worker, complete } => self.on_resync_done(worker, complete),
+            Event::Turn(turn) => self.on_turn(turn),
+            Event::PrefillDone { leg, cached_tokens } => self.on_prefill_done(leg, cached_tokens),
+            Event::FirstToken { leg } => self.on_first_token(leg),
+            Event::Finished { leg, usage } => self.on_finished(leg, usage),
+            Event::LegFailed(failure) => self.on_leg_failed(failure),
+            Event::ClientGone(request) => self.on_client_gone(request),
+            Event::Timeout => {}
+        }
+        // What has come at the last moment counts; only then is time up.
+        while let Some(timer) = self.timers.pop_due(self.now) {
+            match timer {
+                Timer::Request(request) => self.on_overdue(request),
+                Timer::Resync(worker) => self.on_resync_overdue(worker),
+            }
+        }
+        self.sessions.expire(self.now, &mut self.residency.index);
+        if std::mem::take(&mut self.freed) {
+            self.retry_waiting();
+        }
+    }
+
+    /// The next thing to do, in order; `None` when all is said.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When to hand in [`Event::Timeout`] at the latest; `None` where nothing is waited for.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// The configuration that it was made with.
+    #[must_use]
+    pub const fn config(&self) -> &RouterConfig {
+        &self.config
+    }
+
+    /// Whether no request lives and nothing is booked.
+    #[must_use]
+    pub fn idle(&self) -> bool {
+        self.requests.is_empty() && self.queue.is_empty() && self.ledger.is_empty()
+    }
+
+    /// Checks that its parts agree, for tests and the simulator.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub fn check_invariants(&self) {
+        self.ledger.check_invariants();
+        self.sessions.check_invariants();
+        self.residency.check_invariants();
+        self.timers.check_invariants();
+        let booked: Vec<_> = self
+            .requests
+            .values()
+            .filter(|request| request.phase.is_booked())
+            .map(|r| r.id)
+            .collect();
+        assert_eq!(
+            self.ledger.requests().collect::<Vec<_>>(),
+            booked,
+            "requests with legs are booked, no others"
+        );
+        let waits = self.requests.values().filter(|request| request.phase == Phase::Waiting);
+        let waiting: BTreeSet<_> = waits.map(|request| (request.deadline, request.id)).collect();
+        assert_eq!(self.queue, waiting, "those that wait are in the queue, no others");
+        let timed = self.timers.keys().filter_map(|timer| match timer {
+            Timer::Request(request) => Some(request),
+            Timer::Resync(_) => None,
+        });
+        assert!(
+            timed.eq(self.requests.keys().copied()),
+            "each request has one clock running"
+        );
+        let mut in_flight: BTreeMap<_, u32> = BTreeMap::new();
+        for request in self.requests.values() {
+            *in_flight.entry(request.session).or_default() += 1;
+        }
+        for session in self.sessions.iter() {
+            let turns = in_flight.get(&session.id).copied().unwrap_or(0);
+            assert_eq!(session.in_flight, turns, "{} counts its turns in flight", session.id);
+        }
+        assert!(
+            self.requests.len() <= self.config.limits.requests,
+            "requests are bounded"
+        );
+    }
+
+    /// Announces a worker's state where it has changed.
+    fn announce(&mut self, worker: WorkerId) {
+        if let Some(state) = self.fleet.get_mut(worker).and_then(crate::fleet::Worker::announce) {
+            self.actions.push_back(Action::WorkerState { worker, state });
+        }
+    }
+
+    const fn feed_limits(&self) -> FeedLimits {
+        FeedLimits {
+            held_batches: self.config.limits.held_batches,
+            resyncs: self.config.limits.resyncs,
+        }
+    }
+
+    const fn backoff(&self) -> Backoff {
+        Backoff {
+            base: self.config.clocks.backoff_base,
+            cap: self.config.clocks.backoff_cap,
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Answers and failures of legs. An answer is first checked to be of the present attempt, then becomes a signal of the
+//! handoff machine, and what the machine says is carried out here: cancels first, then the booking, then the next leg.
+
+use super::{Router, Timer};
+use crate::action::{Action, Dispatch, KvUse, RouteError};
+use crate::admission::Stage;
+use crate::event::{Leg, LegFailure, LegId, LegUsage, Resume};
+use crate::handoff::{self, Cancels, Cut, Failure, Next, Phase, Placed, Reason, Request, Signal};
+use crate::residency::Predicted;
+use homing_units::{RequestId, WorkerId};
+use std::sync::Arc;
+
+/// A report this many blocks below what was expected is an error of the router's, not of rounding.
+const SLACK_BLOCKS: u32 = 2;
+
+/// The weight of the newest output in the running mean is one over this.
+const OUTPUT_MEMORY: u32 = 16;
+
+impl Router {
+    pub(super) fn on_prefill_done(&mut self, leg: LegId, cached_tokens: Option<u32>) {
+        if let Some(placed) = self.present(leg, Leg::Prefill) {
+            if let Some(prefill) = placed.plan.prefill {
+                self.learn_cached(leg.request, prefill, placed.prefill_cached_tokens, cached_tokens);
+                self.works(prefill);
+            }
+            self.signal(leg.request, Signal::PrefillDone);
+        }
+    }
+
+    pub(super) fn on_first_token(&mut self, leg: LegId) {
+        if let Some(placed) = self.present(leg, Leg::Decode) {
+            self.works(placed.plan.decode);
+            if let Some(request) = self.requests.get_mut(&leg.request) {
+                request.streamed = true;
+            }
+            self.signal(leg.request, Signal::FirstToken);
+        }
+    }
+
+    pub(super) fn on_finished(&mut self, leg: LegId, usage: LegUsage) {
+        if let Some(placed) = self.present(leg, Leg::Decode) {
+            let decode = placed.plan.decode;
+            self.works(decode);
+            self.learn_cached(leg.request, decode, placed.decode_cached_tokens, usage.cached_tokens);
+            self.learn_output(usage.output_tokens);
+            self.predict(leg.request, decode);
+            self.signal(leg.request, Signal::Finished);
+        }
+    }
+
+    pub(super) fn on_leg_failed(&mut self, failure: LegFailure) {
+        let LegFailure { leg, cause, resume } = failure;
+        if self.present(leg, leg.leg).is_none() {
+            return;
+        }
+        let request = self
+            .requests
+            .get_mut(&leg.request)
+            .expect("the present attempt's request lives");
+        let cut = match resume {
+            Resume::Start => Cut::Resumable,
+            Resume::After {
+                prompt,
+                max_output_tokens,
+            } => {
+                request.prompt = prompt;
+                request.max_output_tokens = max_output_tokens;
+                request.streamed = true;
+                Cut::Resumable
+            }
+            Resume::Impossible => {
+                request.streamed = true;
+                Cut::Final
+            }
+        };
+        self.signal(
+            leg.request,
+            match leg.leg {
+                Leg::Prefill => Signal::PrefillFailed(cause),
+                Leg::Decode => Signal::DecodeFailed(cause, cut),
+            },
+        );
+    }
+
+    pub(super) fn on_client_gone(&mut self, request: RequestId) {
+        self.signal(request, Signal::ClientGone);
+    }
+
+    pub(super) fn on_overdue(&mut self, request: RequestId) {
+        self.signal(request, Signal::Overdue);
+    }
+
+    /// The plan of a leg, if it is of the present attempt: the fence against late answers.
+    fn present(&self, leg: LegId, expected: Leg) -> Option<Placed> {
+        let request = self.requests.get(&leg.request)?;
+        let placed = request.placed?;
+        (leg.leg == expected && request.attempt == leg.attempt).then_some(placed)
+    }
+
+    /// Steps a request's machine and carries out what it says.
+    pub(super) fn signal(&mut self, id: RequestId, signal: Signal) {
+        let Some(request) = self.requests.get(&id) else { return };
+        let transition = handoff::step(request.phase, signal);
+        self.cancel(id, transition.cancels);
+        match transition.next {
+            Next::Stay => {}
+            Next::Prefill => self.send_prefill(id),
+            Next::Connect => self.send_decode(id),
+            Next::Stream => self.stream(id),
+            Next::Yield(failure) => self.yields(id, failure),
+            Next::Presume(failure) => self.presume(id, failure),
+            Next::Replan(failure) => self.replan(id, failure),
+            Next::Retry => self.on_retry(id),
+            Next::Reject(failure) => self.fail(id, failure),
+            Next::Finish => {
+                self.sessions.resident(self.requests[&id].session);
+                self.end(id, "finished");
+            }
+            Next::Drop => self.end(id, "client gone"),
+        }
+    }
+
+    fn cancel(&mut self, id: RequestId, cancels: Cancels) {
+        let Some(Request {
+            attempt,
+            placed: Some(placed),
+            ..
+        }) = self.requests.get(&id)
+        else {
+            return;
+        };
+        let legs = [
+            placed
+                .plan
+                .prefill
+                .filter(|_| cancels.prefill())
+                .map(|worker| (Leg::Prefill, worker)),
+            cancels.decode().then_some((Leg::Decode, placed.plan.decode)),
+        ];
+        for (leg, worker) in legs.into_iter().flatten() {
+            self.actions.push_back(Action::Cancel {
+                leg: LegId {
+                    request: id,
+                    attempt: *attempt,
+                    leg,
+                },
+                worker,
+            });
+        }
+    }
+
+    fn send_prefill(&mut self, id: RequestId) {
+        self.enter(id, Phase::Prefilling);
+        let prefill = self.plan(id).prefill.expect("a plan with a prefill leg says where");
+        self.predict(id, prefill);
+        self.dispatch(id, Leg::Prefill, prefill, KvUse::Export);
+    }
+
+    fn send_decode(&mut self, id: RequestId) {
+        let plan = self.plan(id);
+        if plan.prefill.is_some() {
+            self.ledger.advance(id, Stage::Pull);
+            self.freed = true;
+        }
+        self.enter(id, Phase::Connecting);
+        self.predict(id, plan.decode);
+        let kv = plan.prefill.map_or(KvUse::Local, |from| KvUse::Import { from });
+        self.dispatch(id, Leg::Decode, plan.decode, kv);
+    }
+
+    fn stream(&mut self, id: RequestId) {
+        let plan = self.plan(id);
+        self.ledger.advance(id, Stage::Decode);
+        self.freed = true;
+        self.sessions.resident(self.requests[&id].session);
+        if let Some(prefill) = plan.prefill {
+            self.links.worked(prefill, plan.decode);
+        }
+        self.enter(id, Phase::Streaming);
+    }
+
+    /// The decode leg was cancelled: what it had booked is free, and the driver is to say where to resume.
+    fn yields(&mut self, id: RequestId, failure: Failure) {
+        self.release(id);
+        self.enter(id, Phase::Yielding(failure));
+    }
+
+    fn presume(&mut self, id: RequestId, failure: Failure) {
+        if self.requests[&id].streamed {
+            self.fail(id, failure)
+        } else {
+            self.replan(id, failure)
+        }
+    }
+
+    /// Accounts for a failure, and plans again or gives up.
+    fn replan(&mut self, id: RequestId, failure: Failure) {
+        self.release(id);
+        self.blame(id, failure);
+        let request = self
+            .requests
+            .get_mut(&id)
+            .expect("only a living request is planned again");
+        request.placed = None;
+        request.attempt += 1;
+        if failure.reason == Reason::Busy {
+            request.not_before = self.now + self.config.clocks.backoff_base;
+        } else {
+            request.failures += 1;
+            // A new chance is a new wait; the number of chances is bounded.
+            request.queued_since = self.now;
+            request.deadline = self.now + self.config.clocks.queue_wait;
+        }
+        if request.failures >= self.config.limits.attempts {
+            self.fail(id, failure);
+            return;
+        }
+        request.phase = Phase::Waiting;
+        self.history.failed(self.now, id, failure);
+        self.wait(id);
+    }
+
+    /// Who is to be avoided, doubted or left in peace because of a failure.
+    fn blame(&mut self, id: RequestId, failure: Failure) {
+        let plan = self.plan(id);
+        let culprit = match failure.leg {
+            Leg::Prefill => plan.prefill.unwrap_or(plan.decode),
+            Leg::Decode => plan.decode,
+        };
+        self.residency.retract(culprit, self.requests[&id].session);
+        let pause = self.backoff();
+        let request = self.requests.get_mut(&id).expect("only a living request fails");
+        match failure.reason {
+            Reason::Busy => {
+                if let Some(worker) = self.fleet.get_mut(culprit) {
+                    worker.busy_pause = pause.pause(worker.busy_pause, &mut self.rng);
+                    worker.busy_until = self.now + worker.busy_pause;
+                }
+            }
+            Reason::Transfer => request.transfer_failures += 1,
+            Reason::Engine | Reason::Slow => {
+                request.avoid.insert(culprit);
+            }
+            Reason::Unreachable => {
+                if let Some(worker) = self.fleet.get_mut(culprit) {
+                    worker.doubt();
+                }
+                self.announce(culprit);
+            }
+            Reason::Lost | Reason::Invalid => {}
+        }
+        if let (Reason::Transfer, Some(prefill)) = (failure.reason, plan.prefill) {
+            self.links
+                .failed(self.now, prefill, plan.decode, self.config.clocks.link_memory);
+        }
+    }
+
+    /// The last failure: the client is told.
+    fn fail(&mut self, id: RequestId, failure: Failure) {
+        if self.requests[&id].placed.is_some() {
+            self.blame(id, failure);
+        }
+        let retry_after = self.retry_after();
+        self.reject(id, failure.reason.error(retry_after));
+    }
+
+    /// Ends a request with an error.
+    pub(super) fn reject(&mut self, id: RequestId, error: RouteError) {
+        self.actions.push_back(Action::Reject { request: id, error });
+        self.end(id, error.kind());
+    }
+
+    /// Ends a request: the one place where one leaves the router.
+    fn end(&mut self, id: RequestId, outcome: &'static str) {
+        self.release(id);
+        self.timers.clear(Timer::Request(id));
+        let request = self.requests.remove(&id).expect("only a living request ends");
+        self.queue.remove(&(request.deadline, id));
+        self.sessions.end(self.now, request.session);
+        self.history.ended(self.now, id, outcome);
+    }
+
+    fn release(&mut self, id: RequestId) {
+        self.freed |= self.ledger.release(id);
+    }
+
+    fn enter(&mut self, id: RequestId, phase: Phase) {
+        self.requests
+            .get_mut(&id)
+            .expect("only a living request changes its phase")
+            .phase = phase;
+        let deadline = self.phase_deadline(&self.requests[&id]);
+        self.timers.set(Timer::Request(id), deadline);
+    }
+
+    fn dispatch(&mut self, id: RequestId, leg: Leg, worker: WorkerId, kv: KvUse) {
+        let attempt = self.requests[&id].attempt;
+        self.actions.push_back(Action::Dispatch(Dispatch {
+            leg: LegId {
+                request: id,
+                attempt,
+                leg,
+            },
+            worker,
+            kv,
+        }));
+    }
+
+    fn plan(&self, id: RequestId) -> crate::policies::Plan {
+        self.requests[&id].placed.expect("a request with legs has a plan").plan
+    }
+
+    /// A leg was answered there: it lives and works.
+    fn works(&mut self, worker: WorkerId) {
+        if let Some(worker) = self.fleet.get_mut(worker) {
+            worker.trust();
+        }
+    }
+
+    /// This request's prompt will lie, or lies, at this worker.
+    fn predict(&mut self, id: RequestId, worker: WorkerId) {
+        let Some(record) = self.fleet.get(worker) else { return };
+        let clocks = &self.config.clocks;
+        let exact = record.state() == crate::action::WorkerState::Exact;
+        let request = &self.requests[&id];
+        let predicted = Predicted {
+            session: request.session,
+            prompt: &request.prompt.blocks,
+            ttl: if exact {
+                clocks.predicted_with_events
+            } else {
+                clocks.predicted
+            },
+            pool_blocks: usize::try_from(record.info.kv_tokens / u64::from(self.config.block_size))
+                .unwrap_or(usize::MAX),
+        };
+        self.residency.predict(self.now, worker, predicted);
+    }
+
+    /// Compares what was expected in a cache with what was found there.
+    fn learn_cached(&mut self, id: RequestId, worker: WorkerId, expected: u32, reported: Option<u32>) {
+        let (Some(record), Some(reported)) = (self.fleet.get_mut(worker), reported) else {
+            return;
+        };
+        let prompt = Arc::clone(&self.requests[&id].prompt.blocks);
+        let reported = reported.min(self.requests[&id].prompt.tokens);
+        record.cache.count(expected, reported);
+        let block_size = self.config.block_size;
+        if reported + SLACK_BLOCKS * block_size < expected {
+            let reported_blocks = (reported / block_size) as usize;
+            let exact = record.state() == crate::action::WorkerState::Exact;
+            self.residency.correct(worker, &prompt, reported_blocks);
+            if !exact {
+                self.residency.disbelieve(worker, &prompt, reported_blocks);
+            }
+        }
+    }
+
+    fn learn_output(&mut self, tokens: u32) {
+        let (old, memory) = (u64::from(self.expected_output_tokens), u64::from(OUTPUT_MEMORY));
+        let mean = (old * (memory - 1) + u64::from(tokens) + memory / 2) / memory;
+        self.expected_output_tokens = u32::try_from(mean.max(1)).unwrap_or(u32::MAX);
+    }
+}

@@ -1,0 +1,152 @@
+//! The board that a policy sees for one turn: the fleet, the ledger, residency and sessions, brought together.
+
+use super::Router;
+use crate::admission::Denied;
+use crate::event::Role;
+use crate::fleet::Worker;
+use crate::handoff::Request;
+use crate::policies::{Board, LinkView, TurnView, WorkerView};
+use crate::residency::Held;
+use homing_units::{RequestId, WorkerId};
+use std::collections::BTreeMap;
+
+impl Router {
+    /// The board and the turn of a request that waits.
+    pub(super) fn survey(&mut self, id: RequestId) -> (Board, TurnView) {
+        self.forgive(id);
+        let request = &self.requests[&id];
+        let session = self
+            .sessions
+            .get(request.session)
+            .expect("a session with a turn in flight is remembered");
+        let kin = self.sessions.kin(session.id);
+        let turn = TurnView {
+            request: id,
+            session: session.id,
+            prompt_tokens: request.prompt.tokens,
+            new_family: session.turns == 1 && kin.len() == 1 && !request.streamed,
+            was_resident: session.was_resident,
+            home: session.home,
+            waited: self.now.saturating_since(request.queued_since),
+            may_transfer: request.transfer_failures < self.config.limits.transfer_retries,
+        };
+        let held = self
+            .residency
+            .held(self.now, &request.prompt.blocks, session.family, kin);
+        let view = |worker: &Worker| {
+            let held = held.get(&worker.info.id).copied().unwrap_or_default();
+            self.view(worker, request, held, turn.new_family)
+        };
+        (
+            Board {
+                workers: self.fleet.iter().map(view).collect(),
+                links: self.link_views(),
+            },
+            turn,
+        )
+    }
+
+    /// Where every worker has failed a request, none is avoided any more.
+    fn forgive(&mut self, id: RequestId) {
+        let request = self.requests.get_mut(&id).expect("only a living request is planned");
+        let mut decoders = self
+            .fleet
+            .iter()
+            .filter(|worker| worker.info.role.decodes() && worker.is_alive());
+        if decoders.all(|worker| request.avoid.contains(&worker.info.id)) {
+            request.avoid.clear();
+        }
+    }
+
+    fn view(&self, worker: &Worker, request: &Request, held: Held, new_family: bool) -> WorkerView {
+        let info = &worker.info;
+        let tokens = |blocks: u32| blocks.saturating_mul(self.config.block_size).min(request.prompt.tokens);
+        let (resident_tokens, held_tokens) = (tokens(held.gpu_blocks), tokens(held.gpu_blocks + held.host_blocks));
+        let exclusive = (held.exclusive_blocks * f64::from(self.config.block_size)) as u32;
+        let homed = self.sessions.homed(info.id);
+        let lacks = request.prompt.tokens - held_tokens;
+        let [denies_alone, denies_seed, denies_prefill] = self.denials(worker, request, lacks);
+        WorkerView {
+            id: info.id,
+            role: info.role,
+            transfers: info.transfers,
+            kv_tokens: info.kv_tokens,
+            account: self.ledger.account(info.id),
+            waiting: worker.load.map_or(0, |(_, load)| load.waiting),
+            homed_sessions: homed.sessions,
+            homed_tokens: homed.tokens,
+            resident_tokens,
+            host_tokens: held_tokens - resident_tokens,
+            exclusive_tokens: if new_family { 0 } else { exclusive.min(held_tokens) },
+            denies_alone,
+            denies_seed,
+            denies_prefill,
+        }
+    }
+
+    /// Why a worker cannot take the turn alone, with KV from elsewhere, and for another. `lacks` is what it would prefill.
+    fn denials(&self, worker: &Worker, request: &Request, lacks: u32) -> [Option<Denied>; 3] {
+        let (role, limits) = (worker.info.role, &self.config.limits);
+        let account = self.ledger.account(worker.info.id);
+        if let Some(denied) = self.denies_all(worker, request) {
+            return [Some(denied); 3];
+        }
+        let unable = |able: bool| (!able).then_some(Denied::Unable);
+        let decode = || unable(role.decodes()).or_else(|| self.denies_decode(worker, request));
+        let append = || {
+            (role == Role::Decode)
+                .then(|| account.denies_append(lacks, limits))
+                .flatten()
+        };
+        let seed = || unable(worker.info.transfers).or_else(|| account.denies_seed(request.prompt.tokens, limits));
+        let prefill = unable(role.prefills() && worker.info.transfers);
+        let decode = decode();
+        [
+            decode.or_else(append),
+            decode.filter(|denied| denied.is_lasting()).or_else(seed).or(decode),
+            prefill.or_else(|| account.denies_prefill(lacks, limits)),
+        ]
+    }
+
+    /// Why a worker takes no leg of this request.
+    fn denies_all(&self, worker: &Worker, request: &Request) -> Option<Denied> {
+        let trial = || {
+            worker.is_on_trial() && self.ledger.account(worker.info.id).requests >= self.config.limits.trial_requests
+        };
+        let needed = self.needed_tokens(request.prompt.tokens, request.max_output_tokens);
+        let checks: [(bool, Denied); 4] = [
+            (!worker.is_alive(), Denied::Down),
+            (request.avoid.contains(&worker.info.id), Denied::Avoided),
+            (needed > u64::from(worker.context_limit()), Denied::TooLong),
+            (self.now < worker.busy_until, Denied::Busy),
+        ];
+        let denied = checks.into_iter().find_map(|(denies, why)| denies.then_some(why));
+        denied.or_else(|| trial().then_some(Denied::OnTrial))
+    }
+
+    /// Why a worker has no room to decode this request, whatever its KV comes from.
+    fn denies_decode(&self, worker: &Worker, request: &Request) -> Option<Denied> {
+        let (id, kv_tokens, limits) = (worker.info.id, worker.info.kv_tokens, &self.config.limits);
+        let account = self.ledger.account(id);
+        let output_tokens = self.output_tokens(request.max_output_tokens);
+        let whole = u64::from(request.prompt.tokens) + u64::from(output_tokens);
+        // What runs there may share much of the prompt; that is looked at only where it matters.
+        account.denies_decode(whole, kv_tokens, limits).and_then(|_| {
+            let shared = self
+                .ledger
+                .reserve_tokens(id, &request.prompt, output_tokens, self.config.block_size);
+            account.denies_decode(shared, kv_tokens, limits)
+        })
+    }
+
+    fn link_views(&self) -> BTreeMap<(WorkerId, WorkerId), LinkView> {
+        let mut links: BTreeMap<_, LinkView> = BTreeMap::new();
+        for (link, transfers) in self.ledger.links() {
+            links.entry(link).or_default().transfers = transfers;
+        }
+        for (link, failures) in self.links.all_recent(self.now, self.config.clocks.link_memory) {
+            links.entry(link).or_default().failures = failures;
+        }
+        links
+    }
+}

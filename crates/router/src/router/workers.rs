@@ -1,0 +1,152 @@
+//! What happens to workers, and what follows for the requests on them.
+
+use super::{Router, Timer};
+use crate::action::Action;
+use crate::event::{HealthReport, KvBatch, Leg, LoadReport, WorkerInfo};
+use crate::feed::FeedStep;
+use crate::fleet::{Life, Probe};
+use crate::handoff::Signal;
+use homing_units::{BootEpoch, WorkerId};
+
+impl Router {
+    pub(super) fn on_joined(&mut self, info: WorkerInfo) {
+        let id = info.id;
+        if let Some(known) = self.fleet.get_mut(id) {
+            // The legs of the same life run on; those of another are lost.
+            let life = known.meet(info.epoch);
+            self.timers.clear(Timer::Resync(id));
+            if life == Life::New {
+                self.lose(id);
+            }
+            self.forget_cache(id);
+        }
+        self.fleet.join(info);
+        self.announce(id);
+        self.freed = true;
+    }
+
+    pub(super) fn on_left(&mut self, worker: WorkerId) {
+        if self.fleet.leave(worker) {
+            self.timers.clear(Timer::Resync(worker));
+            self.forget_cache(worker);
+            self.lose(worker);
+            // Some that wait may wait in vain now.
+            self.freed = true;
+        }
+    }
+
+    pub(super) fn on_health(&mut self, report: HealthReport) {
+        let worker = report.worker;
+        let life = report.epoch.map(|epoch| self.meet(worker, epoch));
+        let Some(record) = self.fleet.get_mut(worker).filter(|_| life != Some(Life::Past)) else {
+            return;
+        };
+        match record.probed(report, self.config.limits.missed_probes) {
+            Probe::Noted => {}
+            Probe::Died => self.lose(worker),
+            Probe::Revived => self.revive(worker, life == Some(Life::New)),
+        }
+        self.announce(worker);
+        self.freed = true;
+    }
+
+    pub(super) fn on_load(&mut self, report: LoadReport) {
+        if let Some(worker) = self.fleet.get_mut(report.worker) {
+            worker.load = Some((self.now, report));
+        }
+    }
+
+    pub(super) fn on_kv(&mut self, batch: KvBatch) {
+        let (worker, limits) = (batch.worker, self.feed_limits());
+        if self.meet(worker, batch.epoch) == Life::Past {
+            return;
+        }
+        if let Some(record) = self.fleet.get_mut(worker) {
+            let step = record.feed.offer(batch.sequence, batch.updates, limits);
+            self.follow(worker, &step);
+        }
+    }
+
+    pub(super) fn on_resync_done(&mut self, worker: WorkerId, complete: bool) {
+        let limits = self.feed_limits();
+        if let Some(record) = self.fleet.get_mut(worker) {
+            let step = record.feed.replayed(complete, limits);
+            self.follow(worker, &step);
+        }
+    }
+
+    pub(super) fn on_resync_overdue(&mut self, worker: WorkerId) {
+        let limits = self.feed_limits();
+        if let Some(record) = self.fleet.get_mut(worker) {
+            let step = record.feed.overdue(limits);
+            self.follow(worker, &step);
+        }
+    }
+
+    /// Does what a worker's feed of KV events asks for.
+    fn follow(&mut self, worker: WorkerId, step: &FeedStep) {
+        if step.clear {
+            self.residency.clear_index(worker);
+        }
+        for updates in &step.apply {
+            self.residency.apply(worker, updates);
+        }
+        if let Some(from_sequence) = step.ask {
+            self.actions.push_back(Action::Resync { worker, from_sequence });
+            self.timers
+                .set(Timer::Resync(worker), self.now + self.config.clocks.resync);
+        } else if !self.fleet.get(worker).is_some_and(|record| record.feed.is_replaying()) {
+            self.timers.clear(Timer::Resync(worker));
+        }
+        self.announce(worker);
+    }
+
+    /// Meets an epoch of a worker; a new one ends all that was known of its cache and all that runs there.
+    fn meet(&mut self, worker: WorkerId, epoch: BootEpoch) -> Life {
+        let Some(record) = self.fleet.get_mut(worker) else {
+            return Life::Past;
+        };
+        let life = record.meet(epoch);
+        if life == Life::New {
+            self.timers.clear(Timer::Resync(worker));
+            self.forget_cache(worker);
+            self.lose(worker);
+            self.announce(worker);
+            self.freed = true;
+        }
+        life
+    }
+
+    /// It is back from the dead: nothing is assumed about its cache, and where it tells, it is asked for all of it.
+    fn revive(&mut self, worker: WorkerId, reborn: bool) {
+        self.forget_cache(worker);
+        let record = self.fleet.get_mut(worker).expect("a revived worker is in the fleet");
+        if record.info.kv_events && !reborn {
+            let step = record.feed.rebuild();
+            self.follow(worker, &step);
+        }
+    }
+
+    fn forget_cache(&mut self, worker: WorkerId) {
+        self.residency.forget(worker);
+        self.links.forget(worker);
+        self.sessions.evacuate(worker);
+    }
+
+    /// All legs at this worker are lost.
+    fn lose(&mut self, worker: WorkerId) {
+        self.sessions.evacuate(worker);
+        let leg_at = |request: &crate::handoff::Request| {
+            let plan = request.placed?.plan;
+            let leg = if plan.decode == worker {
+                Leg::Decode
+            } else {
+                Leg::Prefill
+            };
+            (plan.decode == worker || plan.prefill == Some(worker)).then_some((request.id, leg))
+        };
+        for (request, leg) in self.requests.values().filter_map(leg_at).collect::<Vec<_>>() {
+            self.signal(request, Signal::Lost(leg));
+        }
+    }
+}

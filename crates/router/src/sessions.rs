@@ -1,0 +1,384 @@
+//! Which session a turn belongs to.
+//!
+//! A client that names its session is believed. For the others the prompt speaks: the deepest block that one family
+//! alone owns says whose history it repeats. Blocks of an answer are never used, because a replayed answer rarely
+//! equals the generated tokens; all that counts is the prompts themselves.
+//!
+//! Two prompts that share only boilerplate must not become one session. At first nothing tells boilerplate from
+//! history, since one family alone has shown it; but whoever continues a session repeats its whole last prompt, or
+//! more than its first prompt. So a match counts only if it reaches that far. Where a first message is shorter than a
+//! block this can still take one stranger for a continuation; the next stranger is told apart again.
+//!
+//! Branches, forks, retries and rewritten history make a family: sessions under one root that own their blocks
+//! together. State per session is its last prompt and a few counters; count, blocks and idle time are bounded.
+
+use crate::action::Path;
+use crate::event::SessionHint;
+use homing_kv::{BlockHash, Prompt, ResidencyIndex};
+use homing_units::{Duration, Instant, SessionId, WorkerId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// All sessions that are remembered.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    limits: SessionLimits,
+    sessions: BTreeMap<SessionId, Session>,
+    families: BTreeMap<u64, Family>,
+    by_key: BTreeMap<u128, SessionId>,
+    /// Sessions without a turn in flight, longest idle first.
+    idle: BTreeSet<(Instant, SessionId)>,
+    /// Blocks of all last prompts.
+    blocks: usize,
+    homed: BTreeMap<WorkerId, Homed>,
+    next: u64,
+}
+
+/// Bounds of what is remembered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionLimits {
+    pub(crate) sessions: usize,
+    pub(crate) family_sessions: usize,
+    pub(crate) blocks: usize,
+    pub(crate) idle: Duration,
+}
+
+/// A session.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    pub(crate) family: u64,
+    pub(crate) key: Option<u128>,
+    pub(crate) last: Prompt,
+    /// Turns that have begun.
+    pub(crate) turns: u32,
+    pub(crate) in_flight: u32,
+    pub(crate) last_used: Instant,
+    /// The decode worker of its last plan, as long as that one lives.
+    pub(crate) home: Option<WorkerId>,
+    /// Its KV was on some decode worker once: bringing it back is a reseed.
+    pub(crate) was_resident: bool,
+    /// Plans by path, in the order of [`PATHS`].
+    pub(crate) paths: [u32; PATHS.len()],
+}
+
+/// The order in which plans are counted.
+pub(crate) const PATHS: [Path; 5] = [Path::Append, Path::Seed, Path::Reseed, Path::Migrate, Path::Local];
+
+/// Sessions under one root.
+#[derive(Clone, Debug)]
+struct Family {
+    /// Whole blocks of the first prompt of all: what is shared beyond them is history for sure.
+    root_blocks: usize,
+    members: Vec<SessionId>,
+}
+
+/// Sessions that live at a worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Homed {
+    pub(crate) sessions: u32,
+    /// Tokens of their last prompts.
+    pub(crate) tokens: u64,
+}
+
+impl Sessions {
+    pub(crate) const fn new(limits: SessionLimits) -> Self {
+        Self {
+            limits,
+            sessions: BTreeMap::new(),
+            families: BTreeMap::new(),
+            by_key: BTreeMap::new(),
+            idle: BTreeSet::new(),
+            blocks: 0,
+            homed: BTreeMap::new(),
+            next: 0,
+        }
+    }
+
+    /// A turn begins: finds or makes its session, and takes the prompt as its last.
+    pub(crate) fn begin(
+        &mut self,
+        now: Instant,
+        hint: SessionHint,
+        prompt: &Prompt,
+        index: &mut ResidencyIndex,
+    ) -> SessionId {
+        let id = self
+            .find(hint, prompt, index)
+            .unwrap_or_else(|kin| self.create(hint, prompt, kin));
+        self.idle.remove(&(self.sessions[&id].last_used, id));
+        self.replace_prompt(id, prompt, index);
+        let session = self.sessions.get_mut(&id).expect("it was found or made above");
+        session.turns += 1;
+        session.in_flight += 1;
+        session.last_used = now;
+        self.forget_surplus(index);
+        id
+    }
+
+    /// A turn of it has ended, however it did.
+    pub(crate) fn end(&mut self, now: Instant, id: SessionId) {
+        let session = self
+            .sessions
+            .get_mut(&id)
+            .expect("a session with a turn in flight is remembered");
+        session.in_flight -= 1;
+        session.last_used = now;
+        if session.in_flight == 0 {
+            self.idle.insert((now, id));
+        }
+    }
+
+    /// A turn of it was planned onto this decode worker.
+    pub(crate) fn settle(&mut self, id: SessionId, home: WorkerId, path: Path) {
+        self.unhome(id);
+        let session = self
+            .sessions
+            .get_mut(&id)
+            .expect("a session with a turn in flight is remembered");
+        session.home = Some(home);
+        let column = PATHS
+            .iter()
+            .position(|known| *known == path)
+            .expect("all paths are listed");
+        session.paths[column] += 1;
+        let homed = self.homed.entry(home).or_default();
+        homed.sessions += 1;
+        homed.tokens += u64::from(session.last.tokens);
+    }
+
+    /// Its KV is on its decode worker now.
+    pub(crate) fn resident(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.was_resident = true;
+        }
+    }
+
+    /// Nothing lives at this worker any more.
+    pub(crate) fn evacuate(&mut self, worker: WorkerId) {
+        self.homed.remove(&worker);
+        for session in self.sessions.values_mut() {
+            if session.home == Some(worker) {
+                session.home = None;
+            }
+        }
+    }
+
+    /// Forgets sessions that were idle for too long.
+    pub(crate) fn expire(&mut self, now: Instant, index: &mut ResidencyIndex) {
+        while let Some((used, id)) = self.idle.first().copied()
+            && now.saturating_since(used) >= self.limits.idle
+        {
+            self.forget(id, index);
+        }
+    }
+
+    pub(crate) fn get(&self, id: SessionId) -> Option<&Session> {
+        self.sessions.get(&id)
+    }
+
+    /// The sessions of its family, itself among them.
+    pub(crate) fn kin(&self, id: SessionId) -> &[SessionId] {
+        self.sessions
+            .get(&id)
+            .and_then(|session| self.families.get(&session.family))
+            .map_or(&[], |family| &family.members)
+    }
+
+    /// What lives at a worker.
+    pub(crate) fn homed(&self, worker: WorkerId) -> Homed {
+        self.homed.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// All sessions, by id.
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Session> {
+        self.sessions.values()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// The session that a turn continues, or else the family that it branches from, if any.
+    fn find(&self, hint: SessionHint, prompt: &Prompt, index: &ResidencyIndex) -> Result<SessionId, Option<u64>> {
+        if let SessionHint::Explicit(key) = hint
+            && let Some(known) = self.by_key.get(&key)
+        {
+            return Ok(*known);
+        }
+        let (family, nearest) = self.recognise(prompt, index).ok_or(None)?;
+        let nearest = &self.sessions[&nearest];
+        // A named session is continued by its name only, and one whose turn is in flight by a retry of that turn only.
+        let continues = hint == SessionHint::Recognise
+            && nearest.key.is_none()
+            && (nearest.in_flight == 0 || nearest.last == *prompt);
+        if continues { Ok(nearest.id) } else { Err(Some(family)) }
+    }
+
+    /// The family whose history the prompt repeats, and the session of it that shares most.
+    fn recognise(&self, prompt: &Prompt, index: &ResidencyIndex) -> Option<(u64, SessionId)> {
+        let (id, depth) = index.deepest_exclusive(&prompt.blocks)?;
+        let family = self.families.get(&id)?;
+        let shared = |member: &SessionId| shared_blocks(&self.sessions[member].last.blocks, &prompt.blocks);
+        let nearest = *family
+            .members
+            .iter()
+            .max_by_key(|member| (shared(member), std::cmp::Reverse(**member)))?;
+        let last = &self.sessions[&nearest].last;
+        let repeats_last = shared(&nearest) == last.blocks.len() && prompt.tokens >= last.tokens;
+        (depth > family.root_blocks || repeats_last).then_some((id, nearest))
+    }
+
+    /// Makes a session, in `family` if that one lives and has room.
+    fn create(&mut self, hint: SessionHint, prompt: &Prompt, family: Option<u64>) -> SessionId {
+        let id = SessionId(self.next);
+        self.next += 1;
+        let room = |family: &u64| self.families[family].members.len() < self.limits.family_sessions;
+        let family = family.filter(room).unwrap_or(id.0);
+        let root_blocks = prompt.blocks.len();
+        self.families
+            .entry(family)
+            .or_insert(Family {
+                root_blocks,
+                members: Vec::new(),
+            })
+            .members
+            .push(id);
+        let key = match hint {
+            SessionHint::Explicit(key) => Some(key),
+            SessionHint::Recognise => None,
+        };
+        if let Some(key) = key {
+            self.by_key.insert(key, id);
+        }
+        let last = Prompt {
+            blocks: [].into(),
+            tokens: 0,
+        };
+        let session = Session {
+            id,
+            family,
+            key,
+            last,
+            turns: 0,
+            in_flight: 0,
+            last_used: Instant::ZERO,
+            home: None,
+            was_resident: false,
+            paths: [0; PATHS.len()],
+        };
+        self.sessions.insert(id, session);
+        id
+    }
+
+    fn replace_prompt(&mut self, id: SessionId, prompt: &Prompt, index: &mut ResidencyIndex) {
+        let session = self.sessions.get_mut(&id).expect("it was found or made before");
+        let old = std::mem::replace(&mut session.last, prompt.clone());
+        let (family, home) = (session.family, session.home);
+        self.blocks = self.blocks + prompt.blocks.len() - old.blocks.len();
+        if let Some(homed) = home.and_then(|home| self.homed.get_mut(&home)) {
+            homed.tokens = homed.tokens + u64::from(prompt.tokens) - u64::from(old.tokens);
+        }
+        if shared_blocks(&old.blocks, &prompt.blocks) == old.blocks.len() {
+            index.own(family, &prompt.blocks);
+        } else {
+            self.own_again(family, index);
+        }
+    }
+
+    /// A family owns the last prompts of its members, nothing else.
+    fn own_again(&self, family: u64, index: &mut ResidencyIndex) {
+        index.disown(family);
+        for member in self.families.get(&family).map_or(&[][..], |family| &family.members) {
+            index.own(family, &self.sessions[member].last.blocks);
+        }
+    }
+
+    fn forget_surplus(&mut self, index: &mut ResidencyIndex) {
+        while self.sessions.len() > self.limits.sessions || self.blocks > self.limits.blocks {
+            // Sessions with a turn in flight stay: they are bounded by the requests that may live.
+            let Some((_, id)) = self.idle.first().copied() else {
+                return;
+            };
+            self.forget(id, index);
+        }
+    }
+
+    fn forget(&mut self, id: SessionId, index: &mut ResidencyIndex) {
+        self.unhome(id);
+        let session = self.sessions.remove(&id).expect("an idle session is remembered");
+        self.idle.remove(&(session.last_used, id));
+        self.blocks -= session.last.blocks.len();
+        if let Some(key) = session.key {
+            self.by_key.remove(&key);
+        }
+        let family = self.families.get_mut(&session.family).expect("a session has a family");
+        family.members.retain(|member| *member != id);
+        if family.members.is_empty() {
+            self.families.remove(&session.family);
+            index.disown(session.family);
+        } else {
+            self.own_again(session.family, index);
+        }
+    }
+
+    fn unhome(&mut self, id: SessionId) {
+        let session = self
+            .sessions
+            .get_mut(&id)
+            .expect("only sessions that are remembered have a home");
+        if let Some(home) = session.home.take()
+            && let Some(homed) = self.homed.get_mut(&home)
+        {
+            homed.sessions -= 1;
+            homed.tokens -= u64::from(session.last.tokens);
+        }
+    }
+
+    pub(crate) fn check_invariants(&self) {
+        assert_eq!(
+            self.blocks,
+            self.iter().map(|session| session.last.blocks.len()).sum::<usize>(),
+            "blocks add up"
+        );
+        let idle = self.iter().filter(|session| session.in_flight == 0).count();
+        assert_eq!(idle, self.idle.len(), "sessions without a turn in flight are idle");
+        assert!(
+            idle == 0 || self.blocks <= self.limits.blocks,
+            "blocks are bounded while any session may be forgotten"
+        );
+        let mut homed: BTreeMap<WorkerId, Homed> = BTreeMap::new();
+        for session in self.iter() {
+            assert!(
+                self.families[&session.family].members.contains(&session.id),
+                "a session is in its family"
+            );
+            if let Some(home) = session.home {
+                let homed = homed.entry(home).or_default();
+                homed.sessions += 1;
+                homed.tokens += u64::from(session.last.tokens);
+            }
+        }
+        let members: usize = self.families.values().map(|family| family.members.len()).sum();
+        assert_eq!(members, self.sessions.len(), "each session is in one family");
+        let known: BTreeMap<_, _> = self.homed.iter().filter(|(_, homed)| homed.sessions > 0).collect();
+        assert_eq!(known, homed.iter().collect(), "what lives at a worker adds up");
+    }
+}
+
+/// How many blocks two prompts share from the start. Hashes are chained, so equality at one place means equality before it.
+pub(crate) fn shared_blocks(left: &[BlockHash], right: &[BlockHash]) -> usize {
+    let (mut shared, mut open) = (0, left.len().min(right.len()));
+    // Continuations share all of the shorter one: look there first.
+    if open > 0 && left[open - 1] == right[open - 1] {
+        return open;
+    }
+    while shared < open {
+        let middle = usize::midpoint(shared, open);
+        if left[middle] == right[middle] {
+            shared = middle + 1;
+        } else {
+            open = middle;
+        }
+    }
+    shared
+}
