@@ -1,2 +1,33 @@
-//! The binary `homing`: reads the command line and hands over to the crate that does the work.
-fn main() {}
+//! The binary `homing`: reads the command line, hands over to a command, and turns its error into an exit code
+//! (0 done, 1 it failed, 2 wrong usage or input). Data goes to stdout, logs and progress to stderr.
+
+mod args;
+mod commands;
+mod failure;
+mod results;
+mod shape;
+mod telemetry;
+mod trace_file;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    telemetry::start(cli.verbose);
+    let outcome = match cli.command {
+        Command::Up(args) => commands::up::run(args),
+        Command::Serve(args) => commands::serve::run(args),
+        Command::Worker(args) => commands::worker::run(args),
+        Command::Sim(args) => commands::sim::run(&args),
+        Command::Replay(args) => commands::replay::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(failure::exit_code(&error))
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Opens what `--trace` names: a generator, or a file that may be compressed. The crate `workload` reads the bytes.
+
+use crate::failure::Usage;
+use anyhow::Result;
+use homing_workload::{Trace, generate, read_trace};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+/// Reads the trace that `name` names. `seed` varies a generator's content, never a recorded trace.
+pub fn open(name: &str, seed: u64) -> Result<Trace> {
+    if name.starts_with("gen:") {
+        return generate(name, seed).map_err(Usage::error);
+    }
+    let path = Path::new(name);
+    let label = path
+        .file_name()
+        .map_or_else(|| name.to_owned(), |file| file.to_string_lossy().into_owned());
+    let wrong = |error: &dyn std::fmt::Display| Usage::error(format_args!("trace `{name}`: {error}"));
+    let input = decompressed(path).map_err(|error| wrong(&error))?;
+    read_trace(&label, input).map_err(|error| wrong(&error))
+}
+
+/// The file's bytes, unpacked where its name says that it is packed.
+fn decompressed(path: &Path) -> std::io::Result<Box<dyn BufRead>> {
+    let file = BufReader::with_capacity(1 << 20, File::open(path)?);
+    Ok(match path.extension().and_then(|extension| extension.to_str()) {
+        Some("zst") => Box::new(BufReader::with_capacity(1 << 20, zstd::Decoder::with_buffer(file)?)),
+        Some("gz") => Box::new(BufReader::with_capacity(
+            1 << 20,
+            flate2::bufread::MultiGzDecoder::new(file),
+        )),
+        _ => Box::new(file),
+    })
+}
