@@ -1,0 +1,545 @@
+//! The one OS thread that owns the executor, and the handle by which everyone else reaches it.
+//!
+//! A forward pass takes milliseconds to seconds: on an async runtime it would stall every connection. So the executor
+//! lives on a thread of its own and is told what to do through a mailbox, between steps. Nobody waits for it who need
+//! not: load is published as a snapshot after every turn, tokens go out through channels that never block.
+//!
+//! Invariant: the mailbox is bounded though its channel is not. A command is sent only by someone who holds a place:
+//! a live request (at most [`EngineHandle::places`], each with a submission, an abort, and one answer of its pull at a
+//! time), a transfer connection (bounded by the transfer server, one read at a time), or an operator's call (one of
+//! [`OPERATOR_CALLS_MAX`]).
+
+use crate::backend::Backend;
+use crate::executor::{Effect, Ended, Executor, KvOut, Outcome, PullOrder, TokenOut};
+use crate::metrics::{Counters, Status};
+use crate::request::Request;
+use crate::transfers::ExportView;
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use homing_engine::api::{ExportEnd, ImportError, Reject};
+use homing_kv::BlockHash;
+use homing_units::{BootEpoch, Duration, Instant, RequestId};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::Arc;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// Commands that are taken from the mailbox before the next step.
+const COMMANDS_PER_TURN: usize = 256;
+/// Operator's calls (such as `/reset_prefix_cache`) at once.
+pub const OPERATOR_CALLS_MAX: usize = 8;
+
+/// Where a request's KV is on offer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PullSource {
+    /// Host of the source's transfer server.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// The source's name of the export.
+    pub request: String,
+    /// The life of the source that the offer is from.
+    pub epoch: BootEpoch,
+    /// The hash of the whole prompt.
+    pub prompt: BlockHash,
+}
+
+/// What the engine thread needs from the outside: how to pull, where KV events go.
+pub trait Outside: Send {
+    /// Starts to pull; the puller reports with [`EngineHandle::import_done`]. Dropping the guard cancels it.
+    fn pull(&mut self, order: PullOrder, source: PullSource) -> PullGuard;
+
+    /// Tells a source that nothing (more) will be pulled.
+    fn release(&mut self, source: PullSource);
+
+    /// Publishes a batch of cache changes.
+    fn publish(&mut self, changes: Vec<KvOut>);
+}
+
+/// Cancels a pull when dropped.
+#[derive(Debug)]
+pub struct PullGuard(pub tokio::task::AbortHandle);
+
+impl Drop for PullGuard {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// What happens to a request, as its client sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RequestEvent {
+    /// A token.
+    Token(TokenOut),
+    /// The end.
+    Ended(Ended),
+    /// It was not accepted.
+    Rejected(Reject),
+}
+
+enum Command {
+    Submit(Box<Submission>),
+    Abort(RequestId),
+    ReadExport { id: RequestId, first: u32, bytes_max: usize, reply: oneshot::Sender<Option<ExportChunk>> },
+    FindExport { id: RequestId, reply: oneshot::Sender<Option<ExportView>> },
+    AckExport { id: RequestId, reply: oneshot::Sender<bool> },
+    WriteImport { id: RequestId, first: u32, payloads: Vec<Bytes>, reply: oneshot::Sender<Result<(), ImportError>> },
+    ImportDone { id: RequestId, outcome: Result<(), ImportError> },
+    ClearCache { _place: OwnedSemaphorePermit, reply: oneshot::Sender<()> },
+    Stop,
+}
+
+/// Payloads of an export's blocks, in order.
+pub type ExportChunk = Vec<Vec<u8>>;
+
+struct Submission {
+    id: RequestId,
+    request: Request,
+    client: Client,
+}
+
+/// The receiving side of a live request.
+struct Client {
+    events: UnboundedSender<RequestEvent>,
+    source: Option<PullSource>,
+    pull: Option<PullGuard>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// The engine thread has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the engine has stopped")]
+pub struct EngineStopped;
+
+/// Why a request was not handed to the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// As many requests are alive as the worker takes.
+    #[error("`{live}` requests are being served, expected fewer")]
+    Full {
+        /// How many.
+        live: usize,
+    },
+    /// The engine thread has ended.
+    #[error(transparent)]
+    Stopped(#[from] EngineStopped),
+}
+
+/// Reaches the engine thread. Cloning shares it.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    mailbox: Sender<Command>,
+    places: Arc<Semaphore>,
+    places_total: usize,
+    operator_calls: Arc<Semaphore>,
+    next_id: AtomicU64,
+    status: ArcSwap<Status>,
+    alive: AtomicBool,
+}
+
+/// The engine thread before it runs.
+pub struct EngineThread {
+    shared: Arc<Shared>,
+    mailbox: Receiver<Command>,
+}
+
+/// A handle and the thread it reaches; `places` is how many requests may be alive at once.
+#[must_use]
+pub fn engine_thread(places: usize) -> (EngineHandle, EngineThread) {
+    let (sender, mailbox) = mpsc::channel();
+    let shared = Arc::new(Shared {
+        mailbox: sender,
+        places: Arc::new(Semaphore::new(places)),
+        places_total: places,
+        operator_calls: Arc::new(Semaphore::new(OPERATOR_CALLS_MAX)),
+        next_id: AtomicU64::new(0),
+        status: ArcSwap::default(),
+        alive: AtomicBool::new(true),
+    });
+    (EngineHandle { shared: shared.clone() }, EngineThread { shared, mailbox })
+}
+
+impl EngineHandle {
+    /// Hands a request in; `source` is where its KV is on offer, if it is.
+    ///
+    /// # Errors
+    /// When too many requests are alive, or the engine has stopped.
+    pub fn submit(&self, request: Request, source: Option<PullSource>) -> Result<RequestStream, SubmitError> {
+        let place = self.shared.places.clone().try_acquire_owned();
+        let place = place.map_err(|_| SubmitError::Full { live: self.shared.places_total })?;
+        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
+        // Unbounded, but a request has at most `max_output_tokens` tokens and one end.
+        let (sender, events) = unbounded_channel();
+        let client = Client { events: sender, source, pull: None, _place: place };
+        self.send(Command::Submit(Box::new(Submission { id, request, client })))?;
+        Ok(RequestStream { id, events, handle: self.clone(), ended: false })
+    }
+
+    /// Requests that may be alive at once.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.shared.places_total
+    }
+
+    /// The load and the counters after the last turn.
+    #[must_use]
+    pub fn status(&self) -> Arc<Status> {
+        self.shared.status.load_full()
+    }
+
+    /// Whether the engine thread runs.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.shared.alive.load(Ordering::Acquire)
+    }
+
+    /// Drops every cached block that no request uses.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub async fn clear_cache(&self) -> Result<(), EngineStopped> {
+        let place = self.shared.operator_calls.clone().acquire_owned().await.map_err(|_| EngineStopped)?;
+        self.ask(|reply| Command::ClearCache { _place: place, reply }).await
+    }
+
+    /// The export of a request, while it is held.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub async fn find_export(&self, id: RequestId) -> Result<Option<ExportView>, EngineStopped> {
+        self.ask(|reply| Command::FindExport { id, reply }).await
+    }
+
+    /// Payloads of an exported prompt's blocks from index `first` on: one or more, up to `bytes_max` together; `None` when
+    /// that block is not held (any more).
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub async fn read_export(
+        &self,
+        id: RequestId,
+        first: u32,
+        bytes_max: usize,
+    ) -> Result<Option<ExportChunk>, EngineStopped> {
+        self.ask(|reply| Command::ReadExport { id, first, bytes_max, reply }).await
+    }
+
+    /// The puller has what it wanted. Says whether the export was held until now.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub async fn ack_export(&self, id: RequestId) -> Result<bool, EngineStopped> {
+        self.ask(|reply| Command::AckExport { id, reply }).await
+    }
+
+    /// Stores pulled blocks from index `first` of the prompt on.
+    ///
+    /// # Errors
+    /// `TimedOut` when the import was given up, `Corrupt` when a payload is not its block's, `Unreachable` when the
+    /// engine has stopped.
+    pub async fn write_import(&self, id: RequestId, first: u32, payloads: Vec<Bytes>) -> Result<(), ImportError> {
+        let asked = self.ask(|reply| Command::WriteImport { id, first, payloads, reply }).await;
+        asked.map_err(|EngineStopped| ImportError::Unreachable)?
+    }
+
+    /// A pull has ended.
+    pub fn import_done(&self, id: RequestId, outcome: Result<(), ImportError>) {
+        // A stopped engine has no import to end.
+        let _ = self.send(Command::ImportDone { id, outcome });
+    }
+
+    /// Ends the engine thread: every live request is given up.
+    pub fn stop(&self) {
+        // Stopped already, where it fails.
+        let _ = self.send(Command::Stop);
+    }
+
+    fn abort(&self, id: RequestId) {
+        // A stopped engine has given it up already.
+        let _ = self.send(Command::Abort(id));
+    }
+
+    fn send(&self, command: Command) -> Result<(), EngineStopped> {
+        self.shared.mailbox.send(command).map_err(|_| EngineStopped)
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, EngineStopped> {
+        let (reply, answer) = oneshot::channel();
+        self.send(command(reply))?;
+        answer.await.map_err(|_| EngineStopped)
+    }
+}
+
+/// What happens to one request. Dropping it before the end gives the request up.
+pub struct RequestStream {
+    id: RequestId,
+    events: UnboundedReceiver<RequestEvent>,
+    handle: EngineHandle,
+    ended: bool,
+}
+
+impl RequestStream {
+    /// The worker's own id of the request.
+    #[must_use]
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The next event; `None` after the last one, or when the engine has stopped before it.
+    pub async fn next(&mut self) -> Option<RequestEvent> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().await;
+        self.ended = !matches!(event, Some(RequestEvent::Token(_)));
+        event
+    }
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.handle.abort(self.id);
+        }
+    }
+}
+
+/// Marks the engine as stopped when its thread ends, in whatever way.
+struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.alive.store(false, Ordering::Release);
+    }
+}
+
+impl EngineThread {
+    /// Runs until it is stopped.
+    pub fn run<B: Backend, O: Outside>(self, executor: Executor<B>, outside: O) {
+        let _alive = Alive(self.shared.clone());
+        let mut turn = Turn {
+            executor,
+            outside,
+            clients: HashMap::new(),
+            counters: Counters::default(),
+            step_ends: None,
+            started: std::time::Instant::now(),
+            changes: Vec::new(),
+            stopping: false,
+        };
+        while !turn.stopping {
+            turn.advance();
+            turn.tell();
+            self.shared.status.store(Arc::new(Status { load: turn.executor.snapshot(), counters: turn.counters }));
+            turn.receive(&self.mailbox);
+        }
+        turn.give_up_all();
+        self.shared.status.store(Arc::new(Status { load: turn.executor.snapshot(), counters: turn.counters }));
+    }
+}
+
+/// The thread's state.
+struct Turn<B, O> {
+    executor: Executor<B>,
+    outside: O,
+    clients: HashMap<RequestId, Client>,
+    counters: Counters,
+    /// When the step that was run counts as done.
+    step_ends: Option<Instant>,
+    started: std::time::Instant,
+    changes: Vec<KvOut>,
+    stopping: bool,
+}
+
+impl<B: Backend, O: Outside> Turn<B, O> {
+    fn now(&self) -> Instant {
+        Instant::ZERO + self.started.elapsed()
+    }
+
+    /// Does what is due: ends the step, hands time in.
+    fn advance(&mut self) {
+        let now = self.now();
+        if self.step_ends.is_some_and(|end| end <= now) {
+            self.step_ends = None;
+            self.executor.complete_step(now);
+        }
+        if self.executor.poll_timeout().is_some_and(|due| due <= now) {
+            self.executor.timeout(now);
+        }
+    }
+
+    /// Tells everyone what happened, then runs the next step, if there is one.
+    fn tell(&mut self) {
+        while let Some(effect) = self.executor.poll() {
+            self.dispatch(effect);
+        }
+        if !self.changes.is_empty() {
+            self.outside.publish(std::mem::take(&mut self.changes));
+        }
+        if self.executor.step_ready() {
+            let wait = self.executor.run_step().unwrap_or_else(|error| {
+                tracing::error!(%error, "a step could not be computed; its requests end");
+                Duration::ZERO
+            });
+            self.step_ends = Some(self.now() + wait);
+        }
+    }
+
+    /// Waits for commands until something is due, and takes those that came.
+    fn receive(&mut self, mailbox: &Receiver<Command>) {
+        let due = self.step_ends.into_iter().chain(self.executor.poll_timeout()).min();
+        let first = match due.map(|due| due.saturating_since(self.now())) {
+            None => mailbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(wait) if wait.is_zero() => mailbox.try_recv().map_err(|error| match error {
+                TryRecvError::Empty => RecvTimeoutError::Timeout,
+                TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+            }),
+            Some(wait) => mailbox.recv_timeout(wait),
+        };
+        match first {
+            Ok(command) => self.obey(command),
+            Err(RecvTimeoutError::Timeout) => return,
+            // Cannot happen while `EngineThread` holds a sender itself; nobody would be served any more.
+            Err(RecvTimeoutError::Disconnected) => self.stopping = true,
+        }
+        for command in mailbox.try_iter().take(COMMANDS_PER_TURN) {
+            self.obey(command);
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        let now = self.now();
+        match command {
+            Command::Submit(submission) => {
+                let Submission { id, request, client } = *submission;
+                self.clients.insert(id, client);
+                self.executor.submit(now, id, request);
+            }
+            Command::Abort(id) => self.executor.abort(now, id),
+            // A puller that does not wait for its answer any more is gone: nothing to do about it here.
+            Command::FindExport { id, reply } => {
+                let _ = reply.send(self.executor.export(id).cloned());
+            }
+            Command::ReadExport { id, first, bytes_max, reply } => {
+                let _ = reply.send(self.read_export(id, first, bytes_max));
+            }
+            Command::AckExport { id, reply } => {
+                let held = self.executor.export(id).is_some();
+                self.executor.export_ack(now, id);
+                let _ = reply.send(held);
+            }
+            Command::WriteImport { id, first, payloads, reply } => {
+                let _ = reply.send(self.write_import(id, first, &payloads));
+            }
+            Command::ImportDone { id, outcome } => {
+                if outcome.is_err() {
+                    self.counters.transfer_failures += 1;
+                }
+                self.executor.import_done(now, id, outcome);
+            }
+            Command::ClearCache { reply, .. } => {
+                self.executor.clear_cache(now);
+                let _ = reply.send(());
+            }
+            Command::Stop => self.stopping = true,
+        }
+    }
+
+    fn read_export(&self, id: RequestId, first: u32, bytes_max: usize) -> Option<ExportChunk> {
+        let mut chunk = vec![self.executor.read_export(id, first)?];
+        let mut bytes = chunk[0].len();
+        for index in first + 1.. {
+            if bytes + self.executor.backend().payload_bytes() > bytes_max {
+                break;
+            }
+            let Some(block) = self.executor.read_export(id, index) else { break };
+            bytes += block.len();
+            chunk.push(block);
+        }
+        Some(chunk)
+    }
+
+    fn write_import(&mut self, id: RequestId, first: u32, payloads: &[Bytes]) -> Result<(), ImportError> {
+        (first..).zip(payloads).try_for_each(|(index, payload)| self.executor.write_import(id, index, payload))
+    }
+
+    fn dispatch(&mut self, effect: Effect) {
+        match effect {
+            Effect::Token(token) => self.token(token),
+            Effect::Pull(order) => self.pull(order),
+            Effect::ReleaseSource { id } => {
+                if let Some(source) = self.clients.get_mut(&id).and_then(|client| client.source.take()) {
+                    self.outside.release(source);
+                }
+            }
+            Effect::Rejected { id, reason } => {
+                self.counters.rejected += 1;
+                self.end(id, RequestEvent::Rejected(reason));
+            }
+            Effect::Ended(ended) => {
+                self.counters.count(&ended);
+                self.end(ended.id, RequestEvent::Ended(ended));
+            }
+            Effect::ExportEnded { reason, .. } => match reason {
+                ExportEnd::Acked => self.counters.exports_acked += 1,
+                ExportEnd::LeaseEnded => self.counters.exports_expired += 1,
+                ExportEnd::Aborted => {}
+            },
+            Effect::Kv(change) => self.changes.push(change),
+        }
+    }
+
+    fn token(&mut self, token: TokenOut) {
+        let id = token.id;
+        let Some(client) = self.clients.get(&id) else { return };
+        if client.events.send(RequestEvent::Token(token)).is_err() {
+            // Its stream was dropped; the abort that came with that may still be in the mailbox.
+            self.executor.abort(self.now(), id);
+        }
+    }
+
+    fn pull(&mut self, order: PullOrder) {
+        let id = order.id;
+        self.counters.external_query_tokens += u64::from(order.tokens);
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        match client.source.clone() {
+            Some(source) => client.pull = Some(self.outside.pull(order, source)),
+            // Whoever submits an import names its source; without one there is nothing to reach.
+            None => self.executor.import_done(self.now(), id, Err(ImportError::Unreachable)),
+        }
+    }
+
+    fn end(&mut self, id: RequestId, event: RequestEvent) {
+        if let Some(client) = self.clients.remove(&id) {
+            // A client that is gone needs no end. Dropping the rest frees its place and cancels its pull.
+            let _ = client.events.send(event);
+        }
+    }
+
+    fn give_up_all(&mut self) {
+        let now = self.now();
+        let ids: Vec<RequestId> = self.clients.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.executor.abort(now, id));
+        while let Some(effect) = self.executor.poll() {
+            self.dispatch(effect);
+        }
+    }
+}
+
+impl Counters {
+    /// Counts a request that has ended.
+    fn count(&mut self, ended: &Ended) {
+        match &ended.outcome {
+            Outcome::Stop(_) => self.stopped += 1,
+            Outcome::Length => self.reached_length += 1,
+            Outcome::Aborted => self.aborted += 1,
+            Outcome::ImportFailed(_) | Outcome::BackendFailed => self.failed += 1,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! HTTP in vLLM's dialect.
+//!
+//! Here are the routes and what all answers have in common: errors in OpenAI's form, also for a path that does not exist
+//! and a body over the limit, and the request's id, which is the client's where it sends one.
+
+mod admin;
+mod answer;
+mod generate;
+mod prepare;
+
+pub use admin::Probe;
+
+use crate::config::WorkerInfo;
+use crate::engine_thread::EngineHandle;
+use crate::metrics::Identity;
+use crate::serving::Served;
+use crate::transfer::ExportIds;
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::DefaultBodyLimit;
+use axum::extract::rejection::BytesRejection;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use homing_wire::openai::{ApiError, ErrorKind};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio_util::sync::CancellationToken;
+
+/// The header that carries a request's id.
+const REQUEST_ID: &str = "x-request-id";
+/// A client's request id at most, in bytes.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+/// When a client that found the queue full may try again, in seconds.
+const RETRY_AFTER_SECONDS: &str = "1";
+
+/// What the handlers share.
+pub(crate) struct App {
+    pub engine: EngineHandle,
+    pub served: Served,
+    pub info: WorkerInfo,
+    pub identity: Identity,
+    pub exports: ExportIds,
+    /// When the worker started, in seconds since 1970.
+    pub created: u64,
+    pub max_body_bytes: usize,
+    /// The worker is shutting down.
+    pub stopping: CancellationToken,
+    /// Requests that came without an id are counted to give them one.
+    pub nameless: AtomicU64,
+}
+
+pub(crate) type Shared = Arc<App>;
+/// A request's body, or why it could not be read.
+type Payload = Result<Bytes, BytesRejection>;
+
+/// All routes.
+pub(crate) fn routes(app: Shared) -> Router {
+    let limit = DefaultBodyLimit::max(app.max_body_bytes);
+    Router::new()
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/chat/completions", post(generate::chat_completions))
+        .route("/v1/models", get(admin::models))
+        .route("/tokenize", post(admin::tokenize))
+        .route("/detokenize", post(admin::detokenize))
+        .route("/health", get(admin::health))
+        .route("/metrics", get(admin::metrics))
+        .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
+        .route("/homing/info", get(admin::info))
+        .route("/homing/probe", get(admin::probe))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(limit)
+        .with_state(app)
+}
+
+async fn no_such_path(method: Method, uri: Uri) -> Response {
+    failure(&ApiError::new(ErrorKind::NotFound, format!("no such path: `{method} {}`", uri.path())))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Response {
+    let message = format!("`{}` does not take `{method}`", uri.path());
+    failure(&ApiError { status: StatusCode::METHOD_NOT_ALLOWED.as_u16(), ..ApiError::invalid(message) })
+}
+
+/// An error as an answer.
+fn failure(error: &ApiError) -> Response {
+    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json(error.to_body());
+    *response.status_mut() = status;
+    if status == StatusCode::TOO_MANY_REQUESTS {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
+    }
+    response
+}
+
+/// A JSON body as an answer.
+fn json(body: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], Body::from(body)).into_response()
+}
+
+/// The bytes of a request's body.
+fn read(payload: Payload, app: &App) -> Result<Bytes, ApiError> {
+    payload.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            let limit = app.max_body_bytes;
+            ApiError::new(ErrorKind::TooLarge, format!("the body is longer than `{limit}` bytes"))
+        }
+        _ => ApiError::invalid(format!("the body could not be read: {rejection}")),
+    })
+}
+
+/// The request's id: the client's, else one of ours.
+fn request_id(headers: &HeaderMap, app: &App) -> Result<String, ApiError> {
+    let Some(value) = headers.get(REQUEST_ID) else {
+        return Ok(format!("{:x}-{}", app.info.epoch.0, app.nameless.fetch_add(1, Ordering::Relaxed)));
+    };
+    let text = value.to_str().ok().filter(|text| {
+        (1..=REQUEST_ID_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+    });
+    text.map(str::to_owned).ok_or_else(|| {
+        let expected = format!("1 to {REQUEST_ID_BYTES_MAX} visible ASCII characters");
+        ApiError::invalid(format!("`{REQUEST_ID}` is wrong, expected {expected}")).with_param(REQUEST_ID)
+    })
+}
+
+/// The request's id on its answer.
+fn named(mut response: Response, id: &str) -> Response {
+    if let Ok(value) = HeaderValue::from_str(id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}

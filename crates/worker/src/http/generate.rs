@@ -1,0 +1,180 @@
+//! `/v1/completions` and `/v1/chat/completions`.
+//!
+//! A stream's status is sent only when its first event is known: a request that is not accepted, or whose KV does not
+//! arrive, is an error with a status of its own and never a 200. The request's handle lives in the answer: when the
+//! client hangs up, the server drops the answer, and with it goes the request.
+
+use super::answer::{Form, Output, fault, usage};
+use super::prepare::{Dialect, Prepared, prepare};
+use super::{App, Payload, Shared, failure, json, named, read, request_id};
+use crate::engine_thread::{RequestEvent, RequestStream, SubmitError};
+use crate::executor::Ended;
+use crate::serving::unix_seconds;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use futures::stream;
+use homing_engine::api::Reject;
+use homing_wire::openai::{ApiError, ErrorKind};
+use homing_wire::sse::{DONE_EVENT, encode_data};
+use http::{HeaderMap, HeaderValue, header};
+use std::convert::Infallible;
+
+/// Bodies up to this size are read, tokenised and hashed where they arrive; longer ones elsewhere, so that they do not
+/// hold up other connections.
+const INLINE_BODY_BYTES: usize = 16 << 10;
+
+pub(super) async fn completions(State(app): State<Shared>, headers: HeaderMap, payload: Payload) -> Response {
+    answer(app, Dialect::Completion, &headers, payload).await
+}
+
+pub(super) async fn chat_completions(State(app): State<Shared>, headers: HeaderMap, payload: Payload) -> Response {
+    answer(app, Dialect::Chat, &headers, payload).await
+}
+
+async fn answer(app: Shared, dialect: Dialect, headers: &HeaderMap, payload: Payload) -> Response {
+    let id = match request_id(headers, &app) {
+        Ok(id) => id,
+        Err(error) => return failure(&error),
+    };
+    let response = generate(app, dialect, &id, payload).await.unwrap_or_else(|error| failure(&error));
+    named(response, &id)
+}
+
+async fn generate(app: Shared, dialect: Dialect, id: &str, payload: Payload) -> Result<Response, ApiError> {
+    let bytes = read(payload, &app)?;
+    let prepared = prepare_anywhere(&app, dialect, bytes).await?;
+    let prefix = match dialect {
+        Dialect::Completion => "cmpl",
+        Dialect::Chat => "chatcmpl",
+    };
+    let form = Form {
+        dialect,
+        id: format!("{prefix}-{id}"),
+        created: unix_seconds(),
+        model: app.served.name.clone(),
+        return_token_ids: prepared.return_token_ids,
+        prompt: prepared.request.tokens.clone(),
+    };
+    let events = app.engine.submit(prepared.request, prepared.source).map_err(|error| match error {
+        SubmitError::Full { .. } => ApiError::new(ErrorKind::RateLimit, error.to_string()).with_code("queue_full"),
+        SubmitError::Stopped(_) => stopped(),
+    })?;
+    match prepared.stream {
+        true => streamed(app, form, events, prepared.include_usage).await,
+        false => whole(&app, form, events).await,
+    }
+}
+
+async fn prepare_anywhere(app: &Shared, dialect: Dialect, bytes: Bytes) -> Result<Prepared, ApiError> {
+    if bytes.len() <= INLINE_BODY_BYTES {
+        return prepare(app, dialect, &bytes);
+    }
+    let app = app.clone();
+    let prepared = tokio::task::spawn_blocking(move || prepare(&app, dialect, &bytes)).await;
+    prepared.map_err(|error| ApiError::new(ErrorKind::Internal, format!("the request could not be read: {error}")))?
+}
+
+async fn whole(app: &App, form: Form, mut events: RequestStream) -> Result<Response, ApiError> {
+    let mut output = Output::default();
+    loop {
+        match next(&mut events).await? {
+            Next::Token(token) => output.push(token),
+            Next::Ended(ended) => return Ok(json(form.whole(app, output, &ended))),
+        }
+    }
+}
+
+/// What comes next of a request that goes well.
+enum Next {
+    Token(crate::executor::TokenOut),
+    Ended(Ended),
+}
+
+async fn next(events: &mut RequestStream) -> Result<Next, ApiError> {
+    match events.next().await {
+        Some(RequestEvent::Token(token)) => Ok(Next::Token(token)),
+        Some(RequestEvent::Ended(ended)) => match fault(&ended.outcome) {
+            None => Ok(Next::Ended(ended)),
+            Some(error) => Err(error),
+        },
+        Some(RequestEvent::Rejected(reason)) => Err(rejected(reason)),
+        None => Err(stopped()),
+    }
+}
+
+fn rejected(reason: Reject) -> ApiError {
+    match reason {
+        Reject::QueueFull => {
+            ApiError::new(ErrorKind::RateLimit, "the worker's queue is full, try again later").with_code("queue_full")
+        }
+        Reject::ContextTooLong | Reject::PoolTooSmall => {
+            ApiError::invalid("prompt and output do not fit into this worker").with_code("context_length_exceeded")
+        }
+        Reject::Invalid => ApiError::new(ErrorKind::Internal, "the engine refused the request as invalid"),
+    }
+}
+
+fn stopped() -> ApiError {
+    ApiError::new(ErrorKind::Unavailable, "the engine has stopped").with_code("engine_stopped")
+}
+
+/// A stream of server-sent events on its way.
+struct Streaming {
+    app: Shared,
+    form: Form,
+    events: RequestStream,
+    include_usage: bool,
+    /// The first event, which came before the status was sent.
+    first: Option<Next>,
+    begun: bool,
+    ended: bool,
+}
+
+async fn streamed(app: Shared, form: Form, mut events: RequestStream, include_usage: bool) -> Result<Response, ApiError> {
+    let first = Some(next(&mut events).await?);
+    let streaming = Streaming { app, form, events, include_usage, first, begun: false, ended: false };
+    let chunks = stream::unfold(streaming, |mut streaming| async move {
+        let bytes = streaming.chunk().await?;
+        Some((Ok::<Bytes, Infallible>(bytes), streaming))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    Ok((headers, Body::from_stream(chunks)).into_response())
+}
+
+impl Streaming {
+    /// The next bytes; `None` when the stream is over.
+    async fn chunk(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        let next = match self.first.take() {
+            Some(first) => Ok(first),
+            None => next(&mut self.events).await,
+        };
+        Some(match next {
+            Ok(Next::Token(token)) => {
+                let first = !std::mem::replace(&mut self.begun, true);
+                encode_data(&self.form.chunk(token, first))
+            }
+            Ok(Next::Ended(ended)) => self.end(&ended),
+            Err(error) => {
+                self.ended = true;
+                [encode_data(&error.to_body()), DONE_EVENT].concat().into()
+            }
+        })
+    }
+
+    fn end(&mut self, ended: &Ended) -> Bytes {
+        self.ended = true;
+        let mut events = vec![encode_data(&self.form.last(&self.app, ended))];
+        if self.include_usage {
+            events.push(encode_data(&self.form.usage_chunk(usage(ended))));
+        }
+        events.push(DONE_EVENT);
+        events.concat().into()
+    }
+}
