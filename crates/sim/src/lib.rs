@@ -1,1 +1,23 @@
 //! The deterministic simulator: virtual clock, network, simulated engines, checkers.
+//!
+//! The cores that run live run here: the same router, the same engines, driven by an event heap instead of sockets and
+//! timers. Same trace, configuration and seed: same bytes, in the records, the logs and the recording.
+
+mod checkers;
+mod client;
+pub mod cluster;
+mod config;
+mod fault;
+mod heap;
+mod legs;
+mod logs;
+mod network;
+mod node;
+mod noise;
+mod simulation;
+
+pub use cluster::{Cluster, ClusterError, WorkerSpec};
+pub use config::{SimConfig, SimError, SimOutcome};
+pub use fault::Fault;
+pub use logs::Logs;
+pub use simulation::{simulate, simulate_with};

@@ -1,0 +1,131 @@
+//! The clients: one for each turn in flight, with what it has received and what its record will say.
+//!
+//! An answer's tokens have no content; what matters are their times and the hashes of the blocks that they fill, which are
+//! the turn's own, so that nothing is found in a cache because of them but a continuation of this very turn.
+
+use crate::logs::path;
+use homing_kv::{BlockHash, Prompt};
+use homing_report::{Path, RequestRecord};
+use homing_router::action::Decision;
+use homing_router::event::Resume;
+use homing_units::{Duration, Instant, RequestId};
+use homing_workload::{Trace, TurnRef, answer_block, prompt_of};
+
+/// A turn in flight.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    pub(crate) turn: TurnRef,
+    pub(crate) sent: Instant,
+    /// The turn's prompt, and what was received of the answer when the last attempt failed.
+    pub(crate) prompt: Prompt,
+    /// Tokens of the turn's prompt alone.
+    own_tokens: u32,
+    /// Whole blocks of the turn's prompt alone.
+    own_blocks: u32,
+    /// Tokens of the answer that are wanted in all.
+    pub(crate) wanted: u32,
+    /// Tokens received so far, over all attempts.
+    pub(crate) received: u32,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    itl_max: Option<Duration>,
+    path: Option<Path>,
+    worker: Option<usize>,
+    prefill_worker: Option<usize>,
+    /// Prompt tokens that were computed for it, on whatever worker.
+    pub(crate) computed_tokens: u32,
+}
+
+impl Client {
+    pub(crate) fn new(trace: &Trace, turn: TurnRef, now: Instant) -> Self {
+        let prompt = prompt_of(trace, turn);
+        Self {
+            turn,
+            sent: now,
+            own_tokens: prompt.tokens,
+            own_blocks: u32::try_from(prompt.blocks.len()).expect("no more blocks than tokens"),
+            prompt,
+            wanted: trace.turn(turn).output_tokens,
+            received: 0,
+            first_token: None,
+            last_token: None,
+            itl_max: None,
+            path: None,
+            worker: None,
+            prefill_worker: None,
+            computed_tokens: 0,
+        }
+    }
+
+    /// How it is served, from now on.
+    pub(crate) fn decided(&mut self, decision: &Decision) {
+        self.path = Some(path(decision.path));
+        self.worker = Some(decision.decode.0 as usize);
+        self.prefill_worker = decision.prefill.map(|worker| worker.0 as usize);
+    }
+
+    /// A token of the answer has come.
+    pub(crate) fn receive(&mut self, now: Instant) {
+        self.received += 1;
+        self.first_token.get_or_insert(now);
+        if let Some(last) = self.last_token.replace(now) {
+            self.itl_max = self.itl_max.max(Some(now - last));
+        }
+    }
+
+    /// From where another attempt goes on. Its prompt is what the next dispatch sends.
+    pub(crate) fn resume(&mut self, block_size: u32) -> Resume {
+        if self.received == 0 {
+            return Resume::Start;
+        }
+        let tokens = self.own_tokens + self.received;
+        let mut blocks = self.prompt.blocks.to_vec();
+        while blocks.len() < (tokens / block_size) as usize {
+            let index = u32::try_from(blocks.len()).expect("no more blocks than tokens");
+            blocks.push(self.answer_hash(blocks.last().copied(), index));
+        }
+        self.prompt = Prompt::new(blocks, tokens, block_size);
+        Resume::After {
+            prompt: self.prompt.clone(),
+            max_output_tokens: self.wanted - self.received,
+        }
+    }
+
+    /// The hash of a block that the answer fills: `index` is its place among the blocks of prompt and answer.
+    pub(crate) fn answer_hash(&self, parent: Option<BlockHash>, index: u32) -> BlockHash {
+        answer_block(parent, self.turn, index - self.own_blocks)
+    }
+
+    /// What is left of it.
+    pub(crate) fn record(
+        &self,
+        trace: &Trace,
+        request: RequestId,
+        now: Instant,
+        names: &[String],
+        error: Option<&str>,
+    ) -> RequestRecord {
+        let (session, turn) = (trace.session(self.turn), trace.turn(self.turn));
+        let before = &session.turns[..self.turn.turn as usize];
+        let name = |worker: Option<usize>| worker.map(|worker| names[worker].clone());
+        RequestRecord {
+            request: request.0,
+            session: self.turn.session,
+            session_name: session.id.clone(),
+            agent: turn.agent,
+            turn: self.turn.turn,
+            first_of_agent: before.iter().all(|earlier| earlier.agent != turn.agent),
+            arrival: self.sent,
+            first_token: self.first_token,
+            end: now,
+            itl_max: self.itl_max,
+            prompt_tokens: turn.prompt_tokens,
+            cached_tokens: turn.prompt_tokens.saturating_sub(self.computed_tokens),
+            output_tokens: self.received,
+            path: self.path,
+            worker: name(self.worker),
+            prefill_worker: name(self.prefill_worker),
+            error: error.map(str::to_owned),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The legs that are under way: the router's name for each, the engine's, and how far it is.
+//!
+//! An engine's id is used once, over all workers and lives, so that nothing of an old attempt is taken for a new one.
+
+use homing_kv::{BlockHash, Prompt};
+use homing_router::action::{Dispatch, KvUse};
+use homing_router::event::LegId;
+use homing_units::{BootEpoch, RequestId};
+use std::collections::BTreeMap;
+
+/// One leg.
+#[derive(Clone, Debug)]
+pub(crate) struct Leg {
+    pub(crate) id: LegId,
+    /// Where it runs.
+    pub(crate) node: usize,
+    /// The worker's life that it was sent to.
+    pub(crate) epoch: BootEpoch,
+    pub(crate) kv: KvUse,
+    pub(crate) prompt: Prompt,
+    pub(crate) max_output_tokens: u32,
+    /// Tokens sampled so far.
+    pub(crate) sampled: u32,
+    /// The last whole block of prompt and output.
+    pub(crate) tip: Option<BlockHash>,
+    /// It has passed the front end: the engine knows it.
+    pub(crate) arrived: bool,
+    /// A prefill leg's KV is ready.
+    pub(crate) exported: bool,
+}
+
+/// All legs, by the engine's id and by the router's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Legs {
+    by_engine_id: BTreeMap<RequestId, Leg>,
+    by_leg_id: BTreeMap<LegId, RequestId>,
+    next: u64,
+}
+
+impl Legs {
+    /// A leg begins; gives the id that the engine will know it by.
+    pub(crate) fn begin(
+        &mut self,
+        dispatch: Dispatch,
+        epoch: BootEpoch,
+        prompt: Prompt,
+        max_output_tokens: u32,
+    ) -> RequestId {
+        let engine_id = RequestId(self.next);
+        self.next += 1;
+        let leg = Leg {
+            id: dispatch.leg,
+            node: dispatch.worker.0 as usize,
+            epoch,
+            kv: dispatch.kv,
+            tip: prompt.tip(),
+            prompt,
+            max_output_tokens,
+            sampled: 0,
+            arrived: false,
+            exported: false,
+        };
+        self.by_engine_id.insert(engine_id, leg);
+        self.by_leg_id.insert(dispatch.leg, engine_id);
+        engine_id
+    }
+
+    pub(crate) fn get(&self, engine_id: RequestId) -> Option<&Leg> {
+        self.by_engine_id.get(&engine_id)
+    }
+
+    pub(crate) fn get_mut(&mut self, engine_id: RequestId) -> Option<&mut Leg> {
+        self.by_engine_id.get_mut(&engine_id)
+    }
+
+    /// The engine's id of a leg that is under way.
+    pub(crate) fn engine_id(&self, leg: LegId) -> Option<RequestId> {
+        self.by_leg_id.get(&leg).copied()
+    }
+
+    pub(crate) fn remove(&mut self, engine_id: RequestId) -> Option<Leg> {
+        let leg = self.by_engine_id.remove(&engine_id)?;
+        self.by_leg_id.remove(&leg.id);
+        Some(leg)
+    }
+
+    /// The engine's ids of the legs on a worker.
+    pub(crate) fn on(&self, node: usize) -> Vec<RequestId> {
+        self.by_engine_id
+            .iter()
+            .filter(|(_, leg)| leg.node == node)
+            .map(|(engine_id, _)| *engine_id)
+            .collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_engine_id.is_empty()
+    }
+}

@@ -1,0 +1,83 @@
+//! The network between workers: a transfer costs its set-up and its bytes, and queues on the sender's and the receiver's
+//! NIC.
+//!
+//! A NIC sends and receives at once, each at full bandwidth, one transfer after the other in the order in which they were
+//! ordered: with equal bandwidths that is as fast as sharing, and it is exact. Switches are not modelled. A set-up does not
+//! keep a NIC busy.
+
+use homing_engine::StepModel;
+use homing_units::{Duration, Instant};
+
+/// When the NICs of all workers are free again.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    setup: Duration,
+    model: StepModel,
+    sends: Vec<Instant>,
+    receives: Vec<Instant>,
+}
+
+/// One transfer's times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Booking {
+    /// When both NICs are free for it.
+    pub(crate) starts: Instant,
+    /// When its last byte arrives.
+    pub(crate) ends: Instant,
+}
+
+impl Network {
+    pub(crate) fn new(model: &StepModel, workers: usize) -> Self {
+        Self {
+            setup: model.transfer_time(0),
+            model: model.clone(),
+            sends: vec![Instant::ZERO; workers],
+            receives: vec![Instant::ZERO; workers],
+        }
+    }
+
+    /// Books a transfer of so many bytes between the NICs of two workers (their indices).
+    pub(crate) fn book(&mut self, now: Instant, from: usize, to: usize, bytes: u64) -> Booking {
+        let starts = now.max(self.sends[from]).max(self.receives[to]);
+        let whole = self.model.transfer_time(bytes);
+        let busy_until = starts + whole.saturating_sub(self.setup);
+        self.sends[from] = busy_until;
+        self.receives[to] = busy_until;
+        Booking {
+            starts,
+            ends: starts + whole,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transfers_queue_on_both_nics() {
+        let model = StepModel {
+            nic_bytes_per_second: 1e9,
+            ..StepModel::profile("h200-qwen3-30b").expect("built in")
+        };
+        let mut network = Network::new(&model, 4);
+        let mut check = |from: usize, to: usize, bytes: u64, starts_ms: u64, ends_ms: u64| {
+            let ms = |ms: u64| Instant::ZERO + Duration::from_millis(ms);
+            let booking = network.book(Instant::ZERO, from, to, bytes);
+            assert_eq!(
+                booking,
+                Booking {
+                    starts: ms(starts_ms),
+                    ends: ms(ends_ms)
+                },
+                "{from} to {to}"
+            );
+        };
+        check(0, 1, 100_000_000, 0, 103);
+        check(2, 3, 100_000_000, 0, 103);
+        check(0, 3, 50_000_000, 100, 153);
+        check(2, 1, 50_000_000, 100, 153);
+        check(1, 0, 10_000_000, 0, 13);
+        check(3, 1, 0, 150, 153);
+    }
+}

@@ -1,0 +1,217 @@
+//! One simulated worker: an engine, the clock of its steps, its KV event feed, and what it counted.
+//!
+//! A crash loses the engine with all that is in it; a restart is a new life with a new boot epoch and an empty cache.
+//! Nothing here knows the router: the simulation carries what comes out of the engine to it.
+
+use crate::cluster::{Cluster, WorkerSpec};
+use crate::noise::Noise;
+use homing_engine::api::{EngineConfig, KvChange, Step};
+use homing_engine::{Engine, StepModel, StepShape};
+use homing_report::WorkerRecord;
+use homing_router::event::{KvBatch, KvUpdate, LoadReport, Role, WorkerInfo};
+use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
+use std::collections::{BTreeSet, VecDeque};
+
+/// Batches of KV events that a worker keeps for a replay, as vLLM does by default.
+const KEPT_BATCHES: usize = 10_000;
+/// The longest prompt and output that a worker takes, where its pool is larger, in tokens.
+const MAX_CONTEXT_TOKENS: u32 = 1 << 20;
+
+/// A simulated worker.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) id: WorkerId,
+    pub(crate) spec: WorkerSpec,
+    pub(crate) epoch: BootEpoch,
+    /// `None` while it is down.
+    pub(crate) engine: Option<Engine>,
+    /// The step that runs, with its end.
+    pub(crate) step: Option<Step>,
+    /// When the engine's timer is planned.
+    pub(crate) armed: Option<Instant>,
+    /// Exports that are held, by the engine's id.
+    pub(crate) exports: BTreeSet<RequestId>,
+    pub(crate) counts: Counts,
+    config: EngineConfig,
+    model: StepModel,
+    noise: Noise,
+    next_batch: u64,
+    kept: VecDeque<KvBatch>,
+}
+
+/// What a worker counted over all its lives.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) busy: Duration,
+    pub(crate) transfers_in: u64,
+    pub(crate) transfers_out: u64,
+    pub(crate) transfer_errors: u64,
+    /// Tokens that the engine sampled for anybody.
+    pub(crate) sampled_tokens: u64,
+    pub(crate) evictions: u64,
+    pub(crate) evicted_blocks: u64,
+    blocks_held_max: u32,
+}
+
+impl Node {
+    pub(crate) fn new(id: WorkerId, spec: &WorkerSpec, cluster: &Cluster, block_size: u32, seed: u64) -> Self {
+        let config = EngineConfig {
+            boot_epoch: BootEpoch(1),
+            block_size,
+            kv_blocks: spec.kv_tokens / block_size,
+            max_batch_tokens: cluster.max_batch_tokens,
+            max_running: cluster.max_running,
+            max_context_tokens: MAX_CONTEXT_TOKENS.min(spec.kv_tokens / block_size * block_size),
+            ..EngineConfig::default()
+        };
+        Self {
+            id,
+            epoch: config.boot_epoch,
+            engine: Some(Engine::new(config.clone())),
+            step: None,
+            armed: None,
+            exports: BTreeSet::new(),
+            counts: Counts::default(),
+            noise: Noise::new(cluster.step_model.step_error_percent, seed, &spec.name),
+            model: cluster.step_model.clone(),
+            spec: spec.clone(),
+            config,
+            next_batch: 0,
+            kept: VecDeque::new(),
+        }
+    }
+
+    /// What the router is told when it joins.
+    pub(crate) fn info(&self) -> WorkerInfo {
+        WorkerInfo {
+            id: self.id,
+            name: self.spec.name.clone(),
+            role: self.spec.role,
+            epoch: self.epoch,
+            kv_tokens: u64::from(self.config.kv_blocks) * u64::from(self.config.block_size),
+            max_context_tokens: self.config.max_context_tokens,
+            transfers: true,
+            kv_events: true,
+        }
+    }
+
+    /// What a load probe answers; `None` while it is down.
+    pub(crate) fn load(&self) -> Option<LoadReport> {
+        let snapshot = self.engine.as_ref()?.snapshot();
+        let used = snapshot.blocks_total - snapshot.blocks_free - snapshot.blocks_evictable;
+        Some(LoadReport {
+            worker: self.id,
+            running: snapshot.running,
+            waiting: snapshot.waiting,
+            kv_tokens_used: u64::from(used) * u64::from(self.config.block_size),
+        })
+    }
+
+    /// Begins a step; says how long it takes.
+    pub(crate) fn begin(&mut self, step: Step) -> Duration {
+        let duration = self.noise.apply(self.model.step_time(&StepShape::from(&step)));
+        self.counts.busy += duration;
+        self.step = Some(step);
+        duration
+    }
+
+    /// KV of so many blocks, in bytes.
+    pub(crate) fn block_bytes(&self, blocks: usize) -> u64 {
+        self.model.kv_bytes(blocks as u64 * u64::from(self.config.block_size))
+    }
+
+    /// The next batch of KV events, kept for a replay.
+    pub(crate) fn batch(&mut self, changes: Vec<KvChange>) -> KvBatch {
+        let batch = KvBatch {
+            worker: self.id,
+            epoch: self.epoch,
+            sequence: self.next_batch,
+            updates: changes.into_iter().map(update).collect(),
+        };
+        self.next_batch += 1;
+        if self.kept.len() == KEPT_BATCHES {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(batch.clone());
+        batch
+    }
+
+    /// The batches from this one on, and whether those that are kept reach back so far.
+    pub(crate) fn replay(&self, from_sequence: u64) -> (Vec<KvBatch>, bool) {
+        let oldest = self.kept.front().map_or(self.next_batch, |batch| batch.sequence);
+        let batches = self
+            .kept
+            .iter()
+            .filter(|batch| batch.sequence >= from_sequence)
+            .cloned()
+            .collect();
+        (batches, self.engine.is_some() && oldest <= from_sequence)
+    }
+
+    /// Notes how full the pool is. Called after everything that the engine did.
+    pub(crate) fn note_usage(&mut self) {
+        let Some(engine) = &self.engine else { return };
+        let snapshot = engine.snapshot();
+        let held = snapshot.blocks_total - snapshot.blocks_free;
+        self.counts.blocks_held_max = self.counts.blocks_held_max.max(held);
+    }
+
+    /// Loses the engine and all that is in it.
+    pub(crate) fn crash(&mut self) {
+        self.close_life();
+        self.engine = None;
+        self.step = None;
+        self.armed = None;
+        self.exports.clear();
+        self.kept.clear();
+        self.next_batch = 0;
+    }
+
+    /// Begins a new life with an empty cache.
+    pub(crate) fn restart(&mut self) {
+        self.epoch = BootEpoch(self.epoch.0 + 1);
+        self.config.boot_epoch = self.epoch;
+        self.engine = Some(Engine::new(self.config.clone()));
+    }
+
+    /// Adds what only the engine of this life has counted.
+    pub(crate) fn close_life(&mut self) {
+        let Some(engine) = &self.engine else { return };
+        let snapshot = engine.snapshot();
+        self.counts.sampled_tokens += snapshot.output_tokens;
+        self.counts.evictions += snapshot.evictions;
+        self.counts.evicted_blocks += snapshot.evicted_blocks;
+    }
+
+    /// Its line of the report. Call after [`Self::close_life`].
+    pub(crate) fn record(&self) -> WorkerRecord {
+        let role = match self.spec.role {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Both => "both",
+        };
+        let counts = &self.counts;
+        WorkerRecord {
+            name: self.spec.name.clone(),
+            role: role.to_owned(),
+            kv_usage_max: Some(f64::from(counts.blocks_held_max) / f64::from(self.config.kv_blocks.max(1))),
+            evictions: Some(counts.evictions),
+            evicted_tokens: Some(counts.evicted_blocks * u64::from(self.config.block_size)),
+            transfers_in: Some(counts.transfers_in),
+            transfers_out: Some(counts.transfers_out),
+            transfer_errors: Some(counts.transfer_errors),
+            busy: Some(counts.busy),
+        }
+    }
+}
+
+/// A change of the engine's cache as the router sees it.
+fn update(change: KvChange) -> KvUpdate {
+    match change {
+        KvChange::Stored {
+            parent, hashes, tier, ..
+        } => KvUpdate::Stored { parent, hashes, tier },
+        KvChange::Removed { hashes, tier } => KvUpdate::Removed { hashes, tier },
+        KvChange::Cleared => KvUpdate::Cleared,
+    }
+}

@@ -1,0 +1,241 @@
+//! The engines: legs arrive, steps begin and end, and what engines say is passed on.
+
+use super::{KV_EVENT_LATENCY, Simulation, Wake};
+use crate::heap::Rank;
+use homing_engine::api::{
+    Export, ExportEnd, FinishReason, Finished, Input, KvChange, Output, Reject, Sampled, StepItem, Submit, Transfer,
+};
+use homing_report::logs::{Admission, EvictionLine, seconds};
+use homing_router::action::KvUse;
+use homing_router::event::{Event, FailureCause, Leg, LegUsage};
+use homing_units::{BootEpoch, RequestId};
+
+impl Simulation<'_> {
+    /// A leg has passed its worker's front end.
+    pub(super) fn arrive(&mut self, engine_id: RequestId) {
+        let Some(leg) = self.legs.get_mut(engine_id) else {
+            return;
+        };
+        let node = &mut self.nodes[leg.node];
+        let Some(engine) = node.engine.as_mut() else {
+            let leg = leg.id;
+            self.legs.remove(engine_id);
+            self.fail_leg(leg, FailureCause::Unreachable);
+            return;
+        };
+        leg.arrived = true;
+        leg.epoch = node.epoch;
+        let transfer = match leg.kv {
+            KvUse::Local => Transfer::None,
+            KvUse::Export => Transfer::Export,
+            KvUse::Import { .. } => Transfer::Import {
+                tokens: leg.prompt.tokens,
+            },
+        };
+        let submit = Submit {
+            id: engine_id,
+            prompt: leg.prompt.clone(),
+            max_output_tokens: leg.max_output_tokens,
+            transfer,
+        };
+        engine.handle(self.now, Input::Submit(submit));
+        self.changed.insert(leg.node);
+    }
+
+    pub(super) fn end_step(&mut self, index: usize, epoch: BootEpoch) {
+        if self.nodes[index].epoch != epoch {
+            return;
+        }
+        let Some(step) = self.nodes[index].step.take() else {
+            return;
+        };
+        let sampled: Vec<Sampled> = step
+            .items
+            .iter()
+            .filter(|item| item.sample)
+            .filter_map(|item| self.sample(item))
+            .collect();
+        let engine = self.nodes[index]
+            .engine
+            .as_mut()
+            .expect("a worker that runs a step is up");
+        engine.handle(self.now, Input::StepDone(sampled));
+        self.changed.insert(index);
+    }
+
+    /// A token of a leg, unless it was given up meanwhile.
+    fn sample(&mut self, item: &StepItem) -> Option<Sampled> {
+        let leg = self.legs.get_mut(item.id)?;
+        let client = self.clients.get_mut(&leg.id.request)?;
+        leg.sampled += 1;
+        let tokens = leg.prompt.tokens + leg.sampled;
+        let block_size = self.trace.block_size;
+        let filled = tokens
+            .is_multiple_of(block_size)
+            .then(|| client.answer_hash(leg.tip, tokens / block_size - 1));
+        leg.tip = filled.or(leg.tip);
+        if leg.id.leg == Leg::Decode {
+            client.receive(self.now);
+            if leg.sampled == 1 {
+                self.news.push_back(Event::FirstToken { leg: leg.id });
+            }
+        }
+        Some(Sampled {
+            id: item.id,
+            stop: false,
+            filled,
+        })
+    }
+
+    pub(super) fn engine_timer(&mut self, index: usize, epoch: BootEpoch) {
+        let node = &mut self.nodes[index];
+        if node.epoch != epoch {
+            return;
+        }
+        node.armed = None;
+        if let Some(engine) = &mut node.engine {
+            engine.handle(self.now, Input::Timeout);
+            self.changed.insert(index);
+        }
+    }
+
+    /// Takes everything that an engine has to say.
+    pub(super) fn drain_engine(&mut self, index: usize) {
+        let mut changes = Vec::new();
+        while let Some(output) = self.nodes[index]
+            .engine
+            .as_mut()
+            .and_then(|engine| engine.poll_output())
+        {
+            match output {
+                Output::Step(step) => {
+                    let node = &mut self.nodes[index];
+                    let ends = self.now + node.begin(step);
+                    self.heap.plan(
+                        ends,
+                        Rank::Step,
+                        Wake::StepEnds {
+                            node: index,
+                            epoch: node.epoch,
+                        },
+                    );
+                }
+                Output::Import(import) => self.begin_pull(index, &import),
+                Output::Exported(export) => self.exported(index, &export),
+                Output::ExportEnded { id, reason } => self.export_ended(index, id, reason),
+                Output::Rejected { id, reason } => self.rejected(id, reason),
+                // It goes on by itself; the engine counts it.
+                Output::Preempted { .. } => {}
+                Output::Finished(finished) => self.leg_finished(&finished),
+                Output::Kv(event) => {
+                    self.log_eviction(index, &event.change);
+                    changes.push(event.change);
+                }
+            }
+        }
+        self.after_drain(index, changes);
+    }
+
+    fn after_drain(&mut self, index: usize, changes: Vec<KvChange>) {
+        let node = &mut self.nodes[index];
+        node.note_usage();
+        if !changes.is_empty() {
+            let batch = Box::new(Event::Kv(node.batch(changes)));
+            self.heap
+                .plan(self.now + KV_EVENT_LATENCY, Rank::News, Wake::News(batch));
+        }
+        let due = node.engine.as_ref().and_then(|engine| engine.poll_timeout());
+        if let Some(due) = due.filter(|due| node.armed.is_none_or(|armed| *due < armed)) {
+            node.armed = Some(due);
+            self.heap.plan(
+                due.max(self.now),
+                Rank::Timer,
+                Wake::EngineTimer {
+                    node: index,
+                    epoch: node.epoch,
+                },
+            );
+        }
+    }
+
+    fn exported(&mut self, index: usize, export: &Export) {
+        self.nodes[index].exports.insert(export.id);
+        if let Some(leg) = self.legs.get_mut(export.id) {
+            leg.exported = true;
+        }
+    }
+
+    fn export_ended(&mut self, index: usize, id: RequestId, reason: ExportEnd) {
+        self.nodes[index].exports.remove(&id);
+        self.legs.remove(id);
+        if reason == ExportEnd::LeaseEnded {
+            self.nodes[index].counts.transfer_errors += 1;
+        }
+    }
+
+    fn rejected(&mut self, engine_id: RequestId, reason: Reject) {
+        let Some(leg) = self.legs.remove(engine_id) else { return };
+        let cause = match reason {
+            Reject::QueueFull => FailureCause::Busy,
+            Reject::ContextTooLong | Reject::PoolTooSmall | Reject::Invalid => FailureCause::Invalid,
+        };
+        let worker = self.nodes[leg.node].id;
+        self.log_admission(leg.id.request, Some(worker), Admission::Denied, &format!("{reason:?}"));
+        self.fail_leg(leg.id, cause);
+    }
+
+    fn leg_finished(&mut self, finished: &Finished) {
+        let engine_id = finished.id;
+        let Some(leg) = self.legs.get(engine_id) else { return };
+        let leg_id = leg.id;
+        match (finished.reason, leg_id.leg) {
+            (FinishReason::Stop | FinishReason::Length, Leg::Prefill) => {
+                let cached_tokens = Some(finished.usage.local_cached_tokens);
+                self.count_computed(leg_id.request, finished);
+                self.news.push_back(Event::PrefillDone {
+                    leg: leg_id,
+                    cached_tokens,
+                });
+            }
+            (FinishReason::Stop | FinishReason::Length, Leg::Decode) => {
+                self.legs.remove(engine_id);
+                self.count_computed(leg_id.request, finished);
+                let usage = LegUsage {
+                    cached_tokens: Some(finished.usage.local_cached_tokens),
+                    output_tokens: finished.usage.output_tokens,
+                };
+                self.news.push_back(Event::Finished { leg: leg_id, usage });
+                self.end_turn(leg_id.request, None);
+            }
+            (FinishReason::ImportFailed(_), _) => {
+                self.legs.remove(engine_id);
+                self.fail_leg(leg_id, FailureCause::Transfer);
+            }
+            (FinishReason::Aborted, _) => {
+                self.checkers
+                    .note("that only given-up legs are aborted", self.now, format!("{leg_id:?}"));
+            }
+        }
+    }
+
+    /// Adds what a leg computed of the prompt.
+    fn count_computed(&mut self, request: RequestId, finished: &Finished) {
+        let usage = finished.usage;
+        if let Some(client) = self.clients.get_mut(&request) {
+            client.computed_tokens += usage.prompt_tokens - usage.local_cached_tokens - usage.imported_tokens;
+        }
+    }
+
+    fn log_eviction(&mut self, index: usize, change: &KvChange) {
+        let KvChange::Removed { hashes, .. } = change else {
+            return;
+        };
+        self.logs.add(|| EvictionLine {
+            t: seconds(self.now),
+            worker: self.names[index].clone(),
+            request: None,
+            blocks: u32::try_from(hashes.len()).expect("no more blocks than the pool has"),
+            tokens: hashes.len() as u64 * u64::from(self.trace.block_size),
+        });
+    }
+}

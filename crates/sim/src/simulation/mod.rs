@@ -1,0 +1,318 @@
+//! The loop: pop what happens next, tell whoever it concerns, let everybody finish talking, plan what follows.
+//!
+//! One virtual clock, one heap. Cores are told things only between two instants, in a fixed order: engines that changed
+//! are drained in the order of their ids, then the router hears the news in the order in which they were made. Nothing
+//! is done inside a callback of a core, so the order of events is the order of the heap and nothing else.
+
+mod clients;
+mod engines;
+mod faults;
+mod finish;
+mod routing;
+mod transfers;
+
+use crate::checkers::{Checkers, MAX_EVENTS_AN_INSTANT};
+use crate::client::Client;
+use crate::config::{SimConfig, SimError, SimOutcome};
+use crate::heap::{Heap, Rank};
+use crate::legs::Legs;
+use crate::logs::Logs;
+use crate::network::Network;
+use crate::node::Node;
+use homing_report::{LeftOut, RequestRecord};
+use homing_router::event::Event;
+use homing_router::{Router, RouterConfig};
+use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
+use homing_workload::{Replay, ReplayConfig, Trace};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use transfers::Pull;
+
+/// How long a batch of KV events takes from the engine to the router.
+const KV_EVENT_LATENCY: Duration = Duration::from_millis(1);
+/// How long it takes until a peer sees that a connection broke.
+const BROKEN_CONNECTION_LATENCY: Duration = Duration::from_millis(1);
+/// How often liveness and load are probed, as the gateway does.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// How many probes there are to a line of the worker samples.
+const PROBES_A_SAMPLE: u64 = 10;
+/// How long after the last turn everything must be at rest: leases of exports that nobody pulled end in that time.
+const REST_AFTER: Duration = Duration::from_secs(120);
+
+/// Something that will happen.
+#[derive(Debug)]
+enum Wake {
+    /// The replay has turns to send.
+    TurnsDue,
+    /// A leg has passed its worker's front end (the engine's id).
+    Arrival(RequestId),
+    /// A worker's step ends.
+    StepEnds { node: usize, epoch: BootEpoch },
+    /// An engine wants to be told the time.
+    EngineTimer { node: usize, epoch: BootEpoch },
+    /// A transfer ends (the puller's id).
+    PullEnds(RequestId),
+    /// The router hears of something.
+    News(Box<Event>),
+    /// The router wants to be told the time.
+    RouterTimer,
+    /// Liveness and load are probed.
+    Probe,
+    /// Something goes wrong (its index).
+    Fault(usize),
+}
+
+/// A simulation under way.
+pub(crate) struct Simulation<'a> {
+    trace: &'a Trace,
+    config: &'a SimConfig,
+    now: Instant,
+    heap: Heap<Wake>,
+    replay: Replay,
+    /// When the replay is planned to be asked.
+    turns_armed: Option<Instant>,
+    router: Router,
+    router_armed: Option<Instant>,
+    nodes: Vec<Node>,
+    names: Vec<String>,
+    network: Network,
+    /// Engines that have something to say.
+    changed: BTreeSet<usize>,
+    /// What the router is to be told at this instant.
+    news: VecDeque<Event>,
+    clients: BTreeMap<RequestId, Client>,
+    /// Clients without a plan.
+    unplanned: BTreeSet<RequestId>,
+    /// The decode worker that a session's last turn went to.
+    homes: BTreeMap<u64, WorkerId>,
+    legs: Legs,
+    pulls: BTreeMap<RequestId, Pull>,
+    records: Vec<RequestRecord>,
+    logs: Logs,
+    checkers: Checkers,
+    next_request: u64,
+    probes: u64,
+}
+
+/// Simulates a trace on a cluster under a policy.
+///
+/// # Errors
+/// If the input makes no sense, or something that must hold did not: [`SimError::is_wrong_input`] tells them apart.
+pub fn simulate(trace: &Trace, config: &SimConfig) -> Result<SimOutcome, SimError> {
+    simulate_with(trace, config, |_, _| ())
+}
+
+/// The same; `progress` is called with the turns that have ended and all turns, each time that one has ended.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_with(
+    trace: &Trace,
+    config: &SimConfig,
+    progress: impl FnMut(u64, u64),
+) -> Result<SimOutcome, SimError> {
+    let mut simulation = Simulation::new(trace, config)?;
+    simulation.run(progress)?;
+    simulation.finish()
+}
+
+impl<'a> Simulation<'a> {
+    fn new(trace: &'a Trace, config: &'a SimConfig) -> Result<Self, SimError> {
+        check_input(trace, config)?;
+        let replay = Replay::new(
+            trace,
+            &ReplayConfig {
+                seed: config.seed,
+                ..config.replay.clone()
+            },
+        )?;
+        let mut cluster = config.cluster.clone();
+        if !config.noise {
+            cluster.step_model.step_error_percent = 0.0;
+        }
+        let nodes: Vec<Node> = cluster
+            .workers
+            .iter()
+            .zip(0..)
+            .map(|(spec, id)| Node::new(WorkerId(id), spec, &cluster, trace.block_size, config.seed))
+            .collect();
+        let router = RouterConfig {
+            block_size: trace.block_size,
+            policy: config.policy.clone(),
+            seed: config.seed,
+            ..RouterConfig::default()
+        };
+        let mut simulation = Self {
+            trace,
+            config,
+            now: Instant::ZERO,
+            heap: Heap::new(),
+            replay,
+            turns_armed: None,
+            router: Router::new(router),
+            router_armed: None,
+            names: nodes.iter().map(|node| node.spec.name.clone()).collect(),
+            network: Network::new(&cluster.step_model, nodes.len()),
+            nodes,
+            changed: BTreeSet::new(),
+            news: VecDeque::new(),
+            clients: BTreeMap::new(),
+            unplanned: BTreeSet::new(),
+            homes: BTreeMap::new(),
+            legs: Legs::default(),
+            pulls: BTreeMap::new(),
+            records: Vec::new(),
+            logs: Logs::new(config.logs),
+            checkers: Checkers::default(),
+            next_request: 0,
+            probes: 0,
+        };
+        simulation.begin();
+        Ok(simulation)
+    }
+
+    fn begin(&mut self) {
+        let joined: Vec<Event> = self.nodes.iter().map(|node| Event::WorkerJoined(node.info())).collect();
+        self.news.extend(joined);
+        self.heap.plan(Instant::ZERO, Rank::Report, Wake::Probe);
+        for (index, (at, _)) in self.config.faults.iter().enumerate() {
+            self.heap.plan(*at, Rank::Fault, Wake::Fault(index));
+        }
+    }
+
+    /// Runs until every turn has ended.
+    fn run(&mut self, mut progress: impl FnMut(u64, u64)) -> Result<(), SimError> {
+        self.settle()?;
+        let mut ended = 0;
+        while !self.replay.done() {
+            self.step()?;
+            if self.replay.turns_ended() > ended {
+                ended = self.replay.turns_ended();
+                progress(ended, self.replay.turn_count());
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs on for a while without probes, so that leases end and late events arrive.
+    fn rest(&mut self) -> Result<(), SimError> {
+        let until = self.now + REST_AFTER;
+        while let Some((at, wake)) = self.heap.pop() {
+            if at > until {
+                break;
+            }
+            self.now = at;
+            if !matches!(wake, Wake::Probe) {
+                self.wake(wake);
+                self.settle()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), SimError> {
+        let (at, wake) = self
+            .heap
+            .pop()
+            .expect("probes are planned for as long as turns are left");
+        self.now = at;
+        self.wake(wake);
+        self.settle()
+    }
+
+    fn wake(&mut self, wake: Wake) {
+        match wake {
+            Wake::TurnsDue => self.turns_armed = None,
+            Wake::Arrival(engine_id) => self.arrive(engine_id),
+            Wake::StepEnds { node, epoch } => self.end_step(node, epoch),
+            Wake::EngineTimer { node, epoch } => self.engine_timer(node, epoch),
+            Wake::PullEnds(puller) => self.end_pull(puller),
+            Wake::News(event) => self.news.push_back(*event),
+            Wake::RouterTimer => self.router_timer(),
+            Wake::Probe => self.probe(),
+            Wake::Fault(index) => self.fault(self.config.faults[index].1),
+        }
+    }
+
+    /// Lets everybody finish talking at this instant, then plans what they wait for.
+    fn settle(&mut self) -> Result<(), SimError> {
+        self.send_due_turns();
+        for _ in 0..MAX_EVENTS_AN_INSTANT {
+            if let Some(node) = self.changed.pop_first() {
+                self.drain_engine(node);
+            } else if let Some(event) = self.news.pop_front() {
+                self.tell_router(event);
+            } else if !self.send_due_turns() {
+                self.arm();
+                return self.checkers.each_instant(self.now, &self.nodes, &self.clients);
+            }
+        }
+        Err(SimError::Check {
+            check: "that an instant ends",
+            at: self.now,
+            found: format!("more than {MAX_EVENTS_AN_INSTANT} events"),
+        })
+    }
+
+    /// Plans the timers of the replay and of the router.
+    fn arm(&mut self) {
+        if let Some(due) = self.replay.next_due() {
+            if self.turns_armed.is_none_or(|armed| due < armed) {
+                self.turns_armed = Some(due);
+                self.heap.plan(due.max(self.now), Rank::Turn, Wake::TurnsDue);
+            }
+        }
+        if let Some(due) = self.router.poll_timeout() {
+            if self.router_armed.is_none_or(|armed| due < armed) {
+                self.router_armed = Some(due);
+                self.heap.plan(due.max(self.now), Rank::Timer, Wake::RouterTimer);
+            }
+        }
+    }
+
+    /// Asks every worker whether it lives and how busy it is.
+    fn probe(&mut self) {
+        let sample = self.probes.is_multiple_of(PROBES_A_SAMPLE);
+        self.probes += 1;
+        for index in 0..self.nodes.len() {
+            self.probe_worker(index, sample);
+        }
+        self.heap.plan(self.now + PROBE_EVERY, Rank::Report, Wake::Probe);
+    }
+
+    fn left_out(&self) -> LeftOut {
+        let left_out = self.replay.left_out();
+        LeftOut {
+            sessions: left_out.sessions,
+            sessions_shortened: left_out.sessions_shortened,
+            turns: left_out.turns,
+            turns_over_limit: left_out.turns_over_limit,
+            sessions_over_limit: left_out.sessions_over_limit,
+        }
+    }
+}
+
+fn check_input(trace: &Trace, config: &SimConfig) -> Result<(), SimError> {
+    let workers = config.cluster.workers.len();
+    for worker in &config.cluster.workers {
+        if worker.kv_tokens < trace.block_size {
+            return Err(SimError::PoolTooSmall {
+                worker: worker.name.clone(),
+                kv_tokens: worker.kv_tokens,
+                block_size: trace.block_size,
+            });
+        }
+    }
+    let known = |worker: WorkerId| (worker.0 as usize) < workers;
+    match config
+        .faults
+        .iter()
+        .map(|(_, fault)| fault.worker())
+        .find(|worker| !known(*worker))
+    {
+        Some(worker) => Err(SimError::NoSuchWorker {
+            worker: worker.0,
+            workers,
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,190 @@
+//! The router is told what happened, and what it asks for is carried out.
+
+use super::{BROKEN_CONNECTION_LATENCY, Simulation, Wake};
+use crate::heap::Rank;
+use crate::logs::{decision_line, name, path, sample_line};
+use homing_engine::api::Input;
+use homing_report::logs::{Admission, AdmissionLine, BackpressureLine, BindingLine, seconds};
+use homing_router::action::{Action, Decision, Dispatch, RouteError};
+use homing_router::event::{Event, FailureCause, HealthReport, Leg, LegFailure, LegId, Resume};
+use homing_units::{RequestId, WorkerId};
+
+impl Simulation<'_> {
+    pub(super) fn tell_router(&mut self, event: Event) {
+        let turn = match &event {
+            Event::Turn(turn) => Some(turn.request),
+            _ => None,
+        };
+        self.router.handle(self.now, event);
+        while let Some(action) = self.router.poll_action() {
+            self.carry_out(action);
+        }
+        if let Some(request) = turn.filter(|request| self.unplanned.contains(request)) {
+            self.log_admission(request, None, Admission::Queued, "no place that admits it");
+        }
+    }
+
+    pub(super) fn router_timer(&mut self) {
+        self.router_armed = None;
+        if self.router.poll_timeout().is_some_and(|due| due <= self.now) {
+            self.news.push_back(Event::Timeout);
+        }
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Decided(decision) => self.decided(&decision),
+            Action::Dispatch(dispatch) => self.dispatch(dispatch),
+            Action::Cancel { leg, .. } => self.cancel(leg),
+            Action::Reject { request, error } => self.reject(request, error),
+            Action::Resync { worker, from_sequence } => self.resync(worker, from_sequence),
+            // It is in the worker samples and in the decisions' candidates.
+            Action::WorkerState { .. } => {}
+        }
+    }
+
+    fn decided(&mut self, decision: &Decision) {
+        let request = decision.request;
+        if let Some(client) = self.clients.get_mut(&request) {
+            client.decided(decision);
+        }
+        self.unplanned.remove(&request);
+        self.logs.add(|| decision_line(self.now, decision, &self.names));
+        self.log_admission(request, Some(decision.decode), Admission::Admitted, &decision.reason);
+        let previous = self.homes.insert(decision.session.0, decision.decode);
+        if previous != Some(decision.decode) {
+            self.logs.add(|| BindingLine {
+                t: seconds(self.now),
+                session: decision.session.0,
+                request: request.0,
+                worker: name(&self.names, decision.decode),
+                previous_worker: previous.map(|worker| name(&self.names, worker)),
+                path: path(decision.path),
+            });
+        }
+    }
+
+    fn dispatch(&mut self, dispatch: Dispatch) {
+        let Some(client) = self.clients.get(&dispatch.leg.request) else {
+            self.checkers.note(
+                "that only live requests are dispatched",
+                self.now,
+                format!("{dispatch:?}"),
+            );
+            return;
+        };
+        let max_output_tokens = match dispatch.leg.leg {
+            Leg::Prefill => 1,
+            Leg::Decode => client.wanted - client.received,
+        };
+        let node = &self.nodes[dispatch.worker.0 as usize];
+        let engine_id = self
+            .legs
+            .begin(dispatch, node.epoch, client.prompt.clone(), max_output_tokens);
+        let front_end = self.config.cluster.step_model.front_end();
+        self.heap
+            .plan(self.now + front_end, Rank::Arrival, Wake::Arrival(engine_id));
+    }
+
+    fn cancel(&mut self, leg: LegId) {
+        if let Some(engine_id) = self.legs.engine_id(leg) {
+            self.give_up(engine_id);
+        }
+        let live = self.clients.contains_key(&leg.request);
+        if leg.leg == Leg::Decode && live {
+            // How much reached the client is known at once: the connection was ours.
+            self.fail_leg(leg, FailureCause::Engine);
+        }
+    }
+
+    /// Closes a leg's connection: the engine forgets it, and lets go of what it holds for a puller.
+    fn give_up(&mut self, engine_id: RequestId) {
+        let Some(leg) = self.legs.remove(engine_id) else { return };
+        let node = &mut self.nodes[leg.node];
+        if let Some(engine) = node.engine.as_mut().filter(|_| leg.arrived && leg.epoch == node.epoch) {
+            engine.handle(self.now, Input::Abort(engine_id));
+            self.changed.insert(leg.node);
+        }
+    }
+
+    /// The router hears that a leg has failed, and from where another attempt goes on.
+    pub(super) fn fail_leg(&mut self, leg: LegId, cause: FailureCause) {
+        let resume = match self.clients.get_mut(&leg.request) {
+            Some(client) => client.resume(self.trace.block_size),
+            None => Resume::Start,
+        };
+        self.news.push_back(Event::LegFailed(LegFailure { leg, cause, resume }));
+    }
+
+    fn reject(&mut self, request: RequestId, error: RouteError) {
+        self.log_admission(request, None, Admission::Refused, error.kind());
+        if let RouteError::Overloaded { retry_after } = error {
+            self.logs.add(|| BackpressureLine {
+                t: seconds(self.now),
+                request: Some(request.0),
+                worker: None,
+                pause_ms: u64::try_from(retry_after.as_millis()).unwrap_or(u64::MAX),
+                reason: "the router's queue is full".to_owned(),
+            });
+        }
+        self.end_turn(request, Some(error.kind()));
+    }
+
+    fn resync(&mut self, worker: WorkerId, from_sequence: u64) {
+        let (batches, complete) = self.nodes[worker.0 as usize].replay(from_sequence);
+        let events = batches
+            .into_iter()
+            .map(Event::Kv)
+            .chain([Event::ResyncDone { worker, complete }]);
+        for event in events {
+            self.heap.plan(
+                self.now + BROKEN_CONNECTION_LATENCY,
+                Rank::News,
+                Wake::News(Box::new(event)),
+            );
+        }
+    }
+
+    /// One worker answers its probes, or does not.
+    pub(super) fn probe_worker(&mut self, index: usize, sample: bool) {
+        let node = &self.nodes[index];
+        let load = node.load();
+        let epoch = load.map(|_| node.epoch);
+        self.news.push_back(Event::Health(HealthReport {
+            worker: node.id,
+            epoch,
+            alive: load.is_some(),
+        }));
+        self.news.extend(load.map(Event::Load));
+        if let Some(engine) = node.engine.as_ref().filter(|_| sample) {
+            self.logs
+                .add(|| sample_line(self.now, &node.spec.name, &engine.snapshot(), self.trace.block_size));
+        }
+    }
+
+    pub(super) fn log_admission(
+        &mut self,
+        request: RequestId,
+        worker: Option<WorkerId>,
+        admission: Admission,
+        reason: &str,
+    ) {
+        let load = worker
+            .and_then(|worker| self.nodes[worker.0 as usize].engine.as_ref())
+            .map(|engine| engine.snapshot());
+        self.logs.add(|| AdmissionLine {
+            t: seconds(self.now),
+            request: request.0,
+            worker: worker.map(|worker| name(&self.names, worker)),
+            admission,
+            wanted_tokens: self
+                .clients
+                .get(&request)
+                .map_or(0, |client| client.prompt.tokens + client.wanted - client.received),
+            free_tokens: load
+                .map(|load| u64::from(load.blocks_free + load.blocks_evictable) * u64::from(self.trace.block_size)),
+            queue_length: u32::try_from(self.unplanned.len()).unwrap_or(u32::MAX),
+            reason: reason.to_owned(),
+        });
+    }
+}

@@ -1,0 +1,152 @@
+//! KV moves between workers: an engine orders an import, the NICs are booked, and at the end both sides are told.
+//!
+//! The bytes are those of whole blocks. A pull ends badly when its source is down, was restarted, or let go of the export
+//! before the last byte; the puller's blocks are fenced by its engine until it hears the outcome.
+
+use super::{BROKEN_CONNECTION_LATENCY, Simulation, Wake};
+use crate::heap::Rank;
+use homing_engine::api::{Import, ImportError, Input};
+use homing_report::logs::{TransferLine, duration_s, seconds};
+use homing_router::event::{Leg, LegId};
+use homing_units::{BootEpoch, Instant, RequestId};
+
+/// A pull under way.
+#[derive(Clone, Debug)]
+pub(super) struct Pull {
+    request: RequestId,
+    to: usize,
+    to_epoch: BootEpoch,
+    /// Where it pulls from; `None` if there was no such export when it began.
+    source: Option<Source>,
+    blocks: u32,
+    bytes: u64,
+    began: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Source {
+    node: usize,
+    epoch: BootEpoch,
+    engine_id: RequestId,
+}
+
+impl Simulation<'_> {
+    /// An engine wants KV.
+    pub(super) fn begin_pull(&mut self, to: usize, import: &Import) {
+        let Some(leg) = self.legs.get(import.id) else { return };
+        let source = self.source_of(leg.id);
+        let mut pull = Pull {
+            request: leg.id.request,
+            to,
+            to_epoch: self.nodes[to].epoch,
+            source,
+            blocks: u32::try_from(import.blocks.len()).expect("no more blocks than the pool has"),
+            bytes: self.nodes[to].block_bytes(import.blocks.len()),
+            began: self.now,
+        };
+        let ends = match source {
+            // The puller had everything: it only lets the source go.
+            Some(_) if import.blocks.is_empty() => self.now,
+            Some(source) => {
+                let booking = self.network.book(self.now, source.node, to, pull.bytes);
+                pull.began = booking.starts;
+                booking.ends
+            }
+            None => self.now + BROKEN_CONNECTION_LATENCY,
+        };
+        self.pulls.insert(import.id, pull);
+        self.heap.plan(ends, Rank::Transfer, Wake::PullEnds(import.id));
+    }
+
+    /// The export of the same attempt's prefill leg.
+    fn source_of(&self, leg: LegId) -> Option<Source> {
+        let prefill = LegId {
+            leg: Leg::Prefill,
+            ..leg
+        };
+        let engine_id = self.legs.engine_id(prefill)?;
+        let leg = self.legs.get(engine_id).filter(|leg| leg.exported)?;
+        Some(Source {
+            node: leg.node,
+            epoch: leg.epoch,
+            engine_id,
+        })
+    }
+
+    /// A pull has ended, one way or the other.
+    pub(super) fn end_pull(&mut self, puller: RequestId) {
+        let Some(pull) = self.pulls.remove(&puller) else { return };
+        let outcome = self.outcome_of(&pull);
+        self.count_pull(&pull, outcome);
+        if let (Ok(()), Some(source)) = (outcome, pull.source) {
+            let engine = self.nodes[source.node]
+                .engine
+                .as_mut()
+                .expect("a source that held an export is up");
+            engine.handle(self.now, Input::ExportAck(source.engine_id));
+            self.changed.insert(source.node);
+        }
+        let node = &mut self.nodes[pull.to];
+        if let Some(engine) = node.engine.as_mut().filter(|_| node.epoch == pull.to_epoch) {
+            engine.handle(self.now, Input::ImportDone { id: puller, outcome });
+            self.changed.insert(pull.to);
+        }
+    }
+
+    fn outcome_of(&self, pull: &Pull) -> Result<(), ImportError> {
+        let source = pull.source.ok_or(ImportError::Unknown)?;
+        let node = &self.nodes[source.node];
+        match (&node.engine, node.exports.contains(&source.engine_id)) {
+            (None, _) => Err(ImportError::Unreachable),
+            (Some(_), held) if !held || node.epoch != source.epoch => Err(ImportError::Unknown),
+            (Some(_), _) => Ok(()),
+        }
+    }
+
+    fn count_pull(&mut self, pull: &Pull, outcome: Result<(), ImportError>) {
+        if pull.blocks == 0 {
+            return;
+        }
+        match outcome {
+            Ok(()) => self.nodes[pull.to].counts.transfers_in += 1,
+            Err(_) => self.nodes[pull.to].counts.transfer_errors += 1,
+        }
+        if let Some(source) = pull.source {
+            let counts = &mut self.nodes[source.node].counts;
+            match outcome {
+                Ok(()) => counts.transfers_out += 1,
+                Err(_) => counts.transfer_errors += 1,
+            }
+        }
+        self.logs.add(|| TransferLine {
+            t: seconds(pull.began),
+            request: pull.request.0,
+            from: pull
+                .source
+                .map_or_else(|| "unknown".to_owned(), |source| self.names[source.node].clone()),
+            to: self.names[pull.to].clone(),
+            tokens: pull.blocks * self.trace.block_size,
+            bytes: outcome.is_ok().then_some(pull.bytes),
+            duration_s: duration_s(self.now - pull.began),
+            error: outcome.err().map(|error| format!("{error:?}")),
+        });
+    }
+
+    /// The connections of a worker that died break: its pullers hear of it soon.
+    pub(super) fn break_pulls_from(&mut self, node: usize) {
+        let broken = |pull: &Pull| pull.source.is_some_and(|source| source.node == node);
+        let pullers: Vec<RequestId> = self
+            .pulls
+            .iter()
+            .filter(|(_, pull)| broken(pull))
+            .map(|(puller, _)| *puller)
+            .collect();
+        for puller in pullers {
+            self.heap.plan(
+                self.now + BROKEN_CONNECTION_LATENCY,
+                Rank::Transfer,
+                Wake::PullEnds(puller),
+            );
+        }
+    }
+}
