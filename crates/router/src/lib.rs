@@ -7,6 +7,7 @@
 pub mod action;
 pub mod event;
 pub mod policies;
+pub mod recording;
 
 mod admission;
 mod backoff;

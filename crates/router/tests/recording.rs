@@ -1,0 +1,281 @@
+//! The recording's codec: what is written is read again, and whatever else is read is an error with its place.
+
+use homing_kv::{BlockHash, Prompt, Tier};
+use homing_router::RouterConfig;
+use homing_router::event::{
+    Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegFailure, LegId, LegUsage, LoadReport, Resume, Role,
+    SessionHint, Turn, WorkerInfo,
+};
+use homing_router::recording::{Entry, Recorder, Recording, RecordingError, ReplayError, replay};
+use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
+use proptest::prelude::*;
+
+fn prompt() -> impl Strategy<Value = Prompt> {
+    // A shared head, then one of a few tails: what prompts of real sessions share.
+    (0..40_u128, 0..4_u128, 0..40_u128, 0..16_u32).prop_map(|(head, tail, more, rest)| {
+        let hashes: Vec<_> = (0..head)
+            .map(|index| BlockHash(u128::MAX - index))
+            .chain((0..more).map(|index| BlockHash(tail << 64 | head << 32 | index)))
+            .collect();
+        let tokens = u32::try_from(hashes.len()).unwrap() * 16 + rest;
+        Prompt::new(hashes, tokens, 16)
+    })
+}
+
+fn leg() -> impl Strategy<Value = LegId> {
+    (0..9_u64, 0..3_u32, prop_oneof![Just(Leg::Prefill), Just(Leg::Decode)]).prop_map(|(request, attempt, leg)| LegId {
+        request: RequestId(request),
+        attempt,
+        leg,
+    })
+}
+
+fn worker() -> impl Strategy<Value = WorkerId> {
+    (0..4_u32).prop_map(WorkerId)
+}
+
+fn update() -> impl Strategy<Value = KvUpdate> {
+    let hashes = || prop::collection::vec(any::<u128>().prop_map(BlockHash), 0..5);
+    let tier = || prop_oneof![Just(Tier::Gpu), Just(Tier::Host)];
+    prop_oneof![
+        (prop::option::of(any::<u128>().prop_map(BlockHash)), hashes(), tier())
+            .prop_map(|(parent, hashes, tier)| KvUpdate::Stored { parent, hashes, tier }),
+        (hashes(), tier()).prop_map(|(hashes, tier)| KvUpdate::Removed { hashes, tier }),
+        Just(KvUpdate::Cleared),
+    ]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let info = |(id, epoch, transfers, kv_events): (WorkerId, u64, bool, bool)| {
+        let epoch = BootEpoch(epoch);
+        let name = format!("w{}", id.0);
+        let (role, kv_tokens) = (Role::Both, 1 << 20);
+        Event::WorkerJoined(WorkerInfo {
+            id,
+            name,
+            role,
+            epoch,
+            kv_tokens,
+            max_context_tokens: 9_999,
+            transfers,
+            kv_events,
+        })
+    };
+    let cause = prop_oneof![
+        Just(FailureCause::Unreachable),
+        Just(FailureCause::Transfer),
+        Just(FailureCause::Invalid)
+    ];
+    let resume = prop_oneof![
+        Just(Resume::Start),
+        Just(Resume::Impossible),
+        (prompt(), 0..99_u32).prop_map(|(prompt, max_output_tokens)| Resume::After {
+            prompt,
+            max_output_tokens
+        }),
+    ];
+    let hint = prop_oneof![
+        Just(SessionHint::Recognise),
+        any::<u128>().prop_map(SessionHint::Explicit)
+    ];
+    prop_oneof![
+        (worker(), any::<u64>(), any::<bool>(), any::<bool>()).prop_map(info),
+        worker().prop_map(Event::WorkerLeft),
+        (
+            worker(),
+            prop::option::of(any::<u64>().prop_map(BootEpoch)),
+            any::<bool>()
+        )
+            .prop_map(|(worker, epoch, alive)| Event::Health(HealthReport { worker, epoch, alive })),
+        (worker(), any::<u32>(), any::<u64>()).prop_map(|(worker, running, used)| Event::Load(LoadReport {
+            worker,
+            running,
+            waiting: 1,
+            kv_tokens_used: used
+        })),
+        (worker(), any::<u64>(), prop::collection::vec(update(), 0..4)).prop_map(|(worker, sequence, updates)| {
+            Event::Kv(KvBatch {
+                worker,
+                epoch: BootEpoch(1),
+                sequence,
+                updates,
+            })
+        }),
+        (worker(), any::<bool>()).prop_map(|(worker, complete)| Event::ResyncDone { worker, complete }),
+        (any::<u64>().prop_map(RequestId), hint, prompt(), any::<u32>()).prop_map(
+            |(request, session, prompt, most)| {
+                Event::Turn(Turn {
+                    request,
+                    session,
+                    prompt,
+                    max_output_tokens: most,
+                })
+            }
+        ),
+        (leg(), prop::option::of(any::<u32>()))
+            .prop_map(|(leg, cached_tokens)| Event::PrefillDone { leg, cached_tokens }),
+        leg().prop_map(|leg| Event::FirstToken { leg }),
+        (leg(), any::<u32>()).prop_map(|(leg, output_tokens)| {
+            Event::Finished {
+                leg,
+                usage: LegUsage {
+                    cached_tokens: None,
+                    output_tokens,
+                },
+            }
+        }),
+        (leg(), cause, resume).prop_map(|(leg, cause, resume)| Event::LegFailed(LegFailure { leg, cause, resume })),
+        any::<u64>().prop_map(|id| Event::ClientGone(RequestId(id))),
+        Just(Event::Timeout),
+    ]
+}
+
+fn record(events: &[(u64, Event)]) -> Vec<u8> {
+    let mut recorder = Recorder::new(&RouterConfig {
+        seed: 7,
+        ..RouterConfig::default()
+    });
+    let mut bytes = Vec::new();
+    for (at, event) in events {
+        recorder.event(Instant::from_nanos(*at), event);
+        bytes.extend(recorder.take_bytes());
+    }
+    recorder.finish();
+    bytes.extend(recorder.take_bytes());
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn what_is_written_is_read_again(events in prop::collection::vec((any::<u64>(), event()), 0..40)) {
+        let bytes = record(&events);
+        let recording = Recording::open(&bytes).unwrap();
+        prop_assert_eq!(recording.config().seed, 7);
+        let mut read = Vec::new();
+        let mut ended = false;
+        for entry in recording {
+            match entry.unwrap() {
+                Entry::Event(at, event) => read.push((at.as_nanos(), *event)),
+                Entry::Checkpoint(checkpoint) => panic!("{checkpoint:?}"),
+                Entry::End(checkpoint) => {
+                    prop_assert_eq!(checkpoint.events, events.len() as u64);
+                    ended = true;
+                }
+            }
+        }
+        prop_assert!(ended);
+        prop_assert_eq!(read, events);
+    }
+
+    /// Bytes that are changed, cut or added anywhere are read to an end or an error, and never to a panic.
+    #[test]
+    fn damage_is_an_error_with_its_place(
+        events in prop::collection::vec((any::<u64>(), event()), 1..12),
+        at in any::<prop::sample::Index>(),
+        change in 1..=255_u8,
+        cut in any::<bool>(),
+    ) {
+        let mut bytes = record(&events);
+        let at = at.index(bytes.len());
+        if cut {
+            bytes.truncate(at);
+        } else {
+            bytes[at] ^= change;
+        }
+        let errors = match Recording::open(&bytes) {
+            Ok(recording) => recording.filter_map(Result::err).count(),
+            Err(_) => 1,
+        };
+        // A cut between two frames leaves a recording without its end, and no error; everything else is noticed.
+        prop_assert!(errors == 1 || cut && errors == 0, "{errors} errors after byte {at} was changed or cut: {cut}");
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_a_panic(noise in prop::collection::vec(any::<u8>(), 0..200)) {
+        let mut bytes = record(&[(1, Event::Timeout)]);
+        bytes.extend(&noise);
+        let _ = Recording::open(&noise).map(Iterator::count);
+        let _ = replay(&bytes, |_, _, _, _| {});
+    }
+}
+
+#[test]
+fn errors_say_what_was_expected() {
+    let check = |bytes: &[u8], expected: &str| assert_eq!(Recording::open(bytes).unwrap_err().to_string(), expected);
+    check(b"", "this is no recording: expected it to start with `homing-events`");
+    check(
+        b"homing-events\x09\x00",
+        "recording of format version `9`, expected `1`",
+    );
+    check(
+        b"homing-events\x01",
+        "the recording is cut off at byte 13, in a frame that needs 1 bytes more",
+    );
+    check(
+        b"homing-events\x01\x00",
+        "the recording is cut off at byte 15, in a frame that needs 9 bytes more",
+    );
+    let mut flipped = record(&[]);
+    flipped[30] ^= 1;
+    check(
+        &flipped,
+        "the recording is damaged at byte 15: the checksum does not match",
+    );
+}
+
+#[test]
+fn a_session_costs_its_new_blocks_only() {
+    let turn = |request: u64| {
+        let blocks: Vec<_> = (0..1_000 + u128::from(request) * 10)
+            .map(|index| BlockHash(index << 70 | 1))
+            .collect();
+        let tokens = u32::try_from(blocks.len() * 16).unwrap();
+        let (session, prompt) = (SessionHint::Recognise, Prompt::new(blocks, tokens, 16));
+        (
+            request,
+            Event::Turn(Turn {
+                request: RequestId(request),
+                session,
+                prompt,
+                max_output_tokens: 9,
+            }),
+        )
+    };
+    let one = record(&[turn(0)]).len();
+    let all = record(&(0..50).map(turn).collect::<Vec<_>>()).len();
+    assert!(
+        one > 16_000 && (all - one) / 49 < 300,
+        "first turn {one} bytes, later ones {} each",
+        (all - one) / 49
+    );
+}
+
+#[test]
+fn a_replay_tells_whether_the_same_was_done() {
+    let events = [(0, Event::Timeout), (5, Event::ClientGone(RequestId(3)))];
+    let bytes = record(&events);
+    let done = replay(&bytes, |_, _, _, _| {}).unwrap();
+    assert!(done.complete && done.compared == Some(done.reached), "{done:?}");
+    // Cut off: read as far as it goes, and nothing to compare.
+    let cut = replay(&bytes[..bytes.len() - 1], |_, _, _, _| {}).unwrap();
+    assert!(!cut.complete && cut.reached.events == 2, "{cut:?}");
+    // A turn without a worker is rejected; a recording that claims that nothing was done differs.
+    let turn = Turn {
+        request: RequestId(0),
+        session: SessionHint::Recognise,
+        prompt: Prompt::new([], 5, 16),
+        max_output_tokens: 1,
+    };
+    let error = replay(&record(&[(0, Event::Turn(turn))]), |_, _, _, _| {}).unwrap_err();
+    assert!(
+        matches!(error, ReplayError::Differs { replayed, .. } if replayed.actions == 1),
+        "{error}"
+    );
+    let at = Instant::ZERO + Duration::from_secs(1);
+    assert!(
+        matches!(Recording::open(&[1]), Err(RecordingError::NoRecording)),
+        "{at}"
+    );
+}
