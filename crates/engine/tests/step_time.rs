@@ -152,6 +152,22 @@ fn the_h20_profile_is_near_public_prefill_measurements() {
     }
 }
 
+/// Published for an H20: an 8K prefill in chunks raises the time per token of 8 decoding requests to 114 ms while it lasts.
+/// The form needs chunks of about 1,400 tokens for that.
+#[test]
+fn a_prefill_beside_decodes_stalls_them_as_published() {
+    let model = profile("h20-qwen3-30b");
+    let starts = (0..8192).step_by(1400);
+    let steps: Vec<f64> = starts
+        .map(|prefix| shape(&[(1400.min(8192 - prefix), prefix)], 8, 1024))
+        .map(|shape| model.step_time(&shape).as_secs_f64() * 1e3)
+        .collect();
+    let mean_ms = steps.iter().sum::<f64>() / steps.len() as f64;
+    assert!((mean_ms / 114.0 - 1.0).abs() < 0.05, "{mean_ms} ms a step");
+    let alone_ms = model.step_time(&shape(&[], 8, 1024)).as_secs_f64() * 1e3;
+    assert!((9.9..11.5).contains(&alone_ms), "{alone_ms} ms without a prefill");
+}
+
 #[test]
 fn transfers_take_a_start_and_their_bytes() {
     let model = profile("h200-qwen3-30b");
