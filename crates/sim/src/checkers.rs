@@ -25,6 +25,8 @@ pub(crate) struct Checkers {
     pub(crate) ended: u64,
     /// Tokens that clients received, of requests that ended.
     pub(crate) received_tokens: u64,
+    /// Tokens that prefill legs sampled; no client sees them.
+    pub(crate) prefill_tokens: u64,
     violation: Option<SimError>,
 }
 

@@ -14,10 +14,12 @@ mod logs;
 mod network;
 mod node;
 mod noise;
+mod replay_events;
 mod simulation;
 
 pub use cluster::{Cluster, ClusterError, WorkerSpec};
 pub use config::{SimConfig, SimError, SimOutcome};
 pub use fault::Fault;
 pub use logs::Logs;
+pub use replay_events::{EventsError, EventsOutcome, replay_events};
 pub use simulation::{simulate, simulate_with};

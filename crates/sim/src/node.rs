@@ -31,6 +31,8 @@ pub(crate) struct Node {
     pub(crate) armed: Option<Instant>,
     /// Exports that are held, by the engine's id.
     pub(crate) exports: BTreeSet<RequestId>,
+    /// What it answered to the last probe.
+    pub(crate) probed: Option<(BootEpoch, LoadReport)>,
     pub(crate) counts: Counts,
     config: EngineConfig,
     model: StepModel,
@@ -71,6 +73,7 @@ impl Node {
             step: None,
             armed: None,
             exports: BTreeSet::new(),
+            probed: None,
             counts: Counts::default(),
             noise: Noise::new(cluster.step_model.step_error_percent, seed, &spec.name),
             model: cluster.step_model.clone(),

@@ -74,10 +74,13 @@ impl Simulation<'_> {
             .is_multiple_of(block_size)
             .then(|| client.answer_hash(leg.tip, tokens / block_size - 1));
         leg.tip = filled.or(leg.tip);
-        if leg.id.leg == Leg::Decode {
-            client.receive(self.now);
-            if leg.sampled == 1 {
-                self.news.push_back(Event::FirstToken { leg: leg.id });
+        match leg.id.leg {
+            Leg::Prefill => self.checkers.prefill_tokens += 1,
+            Leg::Decode => {
+                client.receive(self.now);
+                if leg.sampled == 1 {
+                    self.news.push_back(Event::FirstToken { leg: leg.id });
+                }
             }
         }
         Some(Sampled {

@@ -25,7 +25,10 @@ impl Simulation<'_> {
                 workers: self.nodes.iter().map(|node| node.record()).collect(),
             },
             logs: self.logs,
-            recording: None,
+            recording: self.recorder.map(|mut recorder| {
+                recorder.finish();
+                recorder.take_bytes()
+            }),
         })
     }
 
@@ -37,6 +40,12 @@ impl Simulation<'_> {
                 self.checkers.note("that every engine is idle at the end", now, found);
             }
         }
+        self.router.check_invariants();
+        if !self.router.idle() {
+            let found = format!("{:?}", self.router.view_workers());
+            self.checkers
+                .note("that nothing is booked in the router at the end", now, found);
+        }
         if !self.legs.is_empty() || !self.pulls.is_empty() || !self.clients.is_empty() {
             let found = format!("{:?} {:?} {:?}", self.legs, self.pulls, self.clients.keys());
             self.checkers.note("that nothing is under way at the end", now, found);
@@ -47,13 +56,16 @@ impl Simulation<'_> {
         }
     }
 
-    /// Clients received no more tokens than engines sampled, and every record has what its client received.
+    /// Every token that an engine sampled was received by a client or was a prefill leg's, and every record has what its client received.
     fn check_tokens(&mut self) {
         let sampled: u64 = self.nodes.iter().map(|node| node.counts.sampled_tokens).sum();
         let recorded: u64 = self.records.iter().map(|record| u64::from(record.output_tokens)).sum();
         let received = self.checkers.received_tokens;
-        if received > sampled || received != recorded {
-            let found = format!("`{sampled}` sampled, `{received}` received, `{recorded}` on record");
+        let prefilled = self.checkers.prefill_tokens;
+        if sampled != received + prefilled || received != recorded {
+            let found = format!(
+                "`{sampled}` sampled, `{prefilled}` by prefill legs, `{received}` received, `{recorded}` on record"
+            );
             self.checkers.note("that tokens are conserved", self.now, found);
         }
     }

@@ -21,6 +21,7 @@ use crate::network::Network;
 use crate::node::Node;
 use homing_report::{LeftOut, RequestRecord};
 use homing_router::event::Event;
+use homing_router::recording::Recorder;
 use homing_router::{Router, RouterConfig};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
 use homing_workload::{Replay, ReplayConfig, Trace};
@@ -72,6 +73,7 @@ pub(crate) struct Simulation<'a> {
     turns_armed: Option<Instant>,
     router: Router,
     router_armed: Option<Instant>,
+    recorder: Option<Recorder>,
     nodes: Vec<Node>,
     names: Vec<String>,
     network: Network,
@@ -148,6 +150,7 @@ impl<'a> Simulation<'a> {
             heap: Heap::new(),
             replay,
             turns_armed: None,
+            recorder: config.record.then(|| Recorder::new(&router)),
             router: Router::new(router),
             router_armed: None,
             names: nodes.iter().map(|node| node.spec.name.clone()).collect(),
@@ -270,6 +273,9 @@ impl<'a> Simulation<'a> {
     }
 
     /// Asks every worker whether it lives and how busy it is.
+    ///
+    /// Where a gateway's probe would say again what the last one said of an idle worker, the router is not told: a trace of
+    /// days is mostly such probes, and they change nothing in the router.
     fn probe(&mut self) {
         let sample = self.probes.is_multiple_of(PROBES_A_SAMPLE);
         self.probes += 1;

@@ -15,8 +15,14 @@ impl Simulation<'_> {
             Event::Turn(turn) => Some(turn.request),
             _ => None,
         };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.event(self.now, &event);
+        }
         self.router.handle(self.now, event);
         while let Some(action) = self.router.poll_action() {
+            if let Some(recorder) = &mut self.recorder {
+                recorder.action(&action);
+            }
             self.carry_out(action);
         }
         if let Some(request) = turn.filter(|request| self.unplanned.contains(request)) {
@@ -147,18 +153,23 @@ impl Simulation<'_> {
 
     /// One worker answers its probes, or does not.
     pub(super) fn probe_worker(&mut self, index: usize, sample: bool) {
-        let node = &self.nodes[index];
+        let node = &mut self.nodes[index];
         let load = node.load();
-        let epoch = load.map(|_| node.epoch);
-        self.news.push_back(Event::Health(HealthReport {
-            worker: node.id,
-            epoch,
-            alive: load.is_some(),
-        }));
-        self.news.extend(load.map(Event::Load));
         if let Some(engine) = node.engine.as_ref().filter(|_| sample) {
             self.logs
                 .add(|| sample_line(self.now, &node.spec.name, &engine.snapshot(), self.trace.block_size));
+        }
+        let answer = load.map(|load| (node.epoch, load));
+        let news = answer.is_none() || node.probed != answer;
+        node.probed = answer;
+        if news {
+            let epoch = answer.map(|(epoch, _)| epoch);
+            self.news.push_back(Event::Health(HealthReport {
+                worker: node.id,
+                epoch,
+                alive: answer.is_some(),
+            }));
+            self.news.extend(load.map(Event::Load));
         }
     }
 

@@ -1,0 +1,143 @@
+//! Whatever the load and whatever dies: every request ends once, tokens are conserved, and nothing is left anywhere.
+//!
+//! The simulator's own checkers look at every run; these tests make the runs.
+
+use crate::common::{BLOCK, agents, config, one_session, run};
+use homing_report::Path;
+use homing_sim::{Fault, SimError, simulate};
+use homing_units::{Duration, Instant, WorkerId};
+use homing_workload::Start;
+use proptest::prelude::*;
+
+fn at(millis: u64) -> Instant {
+    Instant::ZERO + Duration::from_millis(millis)
+}
+
+#[test]
+fn every_policy_serves_every_shape() {
+    let trace = agents(21, 10, 6);
+    for policy in ["homing", "dp-cache-aware", "round-robin"] {
+        for cluster in [
+            "h100x4-dp",
+            "h100x4-1p3d",
+            "h100x2-1p1d:kv=2000",
+            "h100x3-2p1d:kv=1500:nic=10GBps",
+        ] {
+            for named in [true, false] {
+                let mut config = config(&trace, cluster, policy);
+                config.named_sessions = named;
+                let outcome = run(&trace, &config);
+                let errors: Vec<_> = outcome
+                    .run
+                    .requests
+                    .iter()
+                    .filter_map(|request| request.error.clone())
+                    .collect();
+                assert_eq!(
+                    errors,
+                    Vec::<String>::new(),
+                    "{policy} on {cluster}, sessions named: {named}"
+                );
+                assert_eq!(outcome.run.requests.len(), trace.turn_count());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stream_goes_on_elsewhere_when_its_worker_dies() {
+    let trace = one_session(&[(2_000, 400), (2_500, 20), (2_600, 20)]);
+    let mut config = config(&trace, "h200x2-dp", "homing");
+    let first = run(&trace, &config).run.requests[0].clone();
+    let dies: u32 = first
+        .worker
+        .as_deref()
+        .and_then(|name| name[1..].parse().ok())
+        .expect("w0 or w1");
+    let middle = first.first_token.expect("it streams") + first.tpot().expect("many tokens") * 200;
+    config.faults = vec![(middle, Fault::WorkerCrash(WorkerId(dies)))];
+    let requests = run(&trace, &config).run.requests;
+    assert!(requests.iter().all(|request| request.error.is_none()), "{requests:?}");
+    assert_eq!(requests[0].output_tokens, 400, "no token twice, none lost");
+    assert_ne!(requests[0].worker, first.worker);
+    assert!(
+        requests[0].itl_max > first.itl_max,
+        "the client waits for the prefill elsewhere"
+    );
+}
+
+#[test]
+fn a_worker_that_comes_back_is_used_again_with_nothing_in_its_cache() {
+    let trace = one_session(&[(2_000, 20), (2_100, 20), (2_200, 20), (2_300, 20)]);
+    let mut config = config(&trace, "h200x1-dp", "homing");
+    // Gaps of 20 s: time for the probes to find the worker dead and back.
+    config.replay.time_scale = 0.05;
+    let undisturbed = run(&trace, &config).run.requests;
+    assert_eq!(undisturbed[2].path, Some(Path::Append));
+    // Between the second turn and the third, which finds the new life.
+    let gap = undisturbed[1].end + Duration::from_millis(10);
+    let worker = WorkerId(0);
+    config.faults = vec![
+        (gap, Fault::WorkerCrash(worker)),
+        (gap + Duration::from_millis(300), Fault::WorkerRestart(worker)),
+    ];
+    let requests = run(&trace, &config).run.requests;
+    assert!(requests.iter().all(|request| request.error.is_none()), "{requests:?}");
+    let cached: Vec<u32> = requests.iter().map(|request| request.cached_tokens).collect();
+    assert!(
+        cached.contains(&(2_200 / BLOCK * BLOCK)),
+        "the new cache is used: {cached:?}"
+    );
+    let colds = cached.iter().filter(|tokens| **tokens == 0).count();
+    assert_eq!(colds, 2, "the first turn, and one after the crash: {cached:?}");
+}
+
+#[test]
+fn wrong_faults_and_pools_are_refused() {
+    let trace = one_session(&[(100, 1)]);
+    let mut config = config(&trace, "h200x1-dp", "homing");
+    config.faults = vec![(at(0), Fault::WorkerCrash(WorkerId(7)))];
+    let error = simulate(&trace, &config).expect_err("there is one worker");
+    assert_eq!(
+        error.to_string(),
+        "a fault names worker `7`, expected one of `1` workers"
+    );
+    assert!(error.is_wrong_input());
+    config.faults.clear();
+    config.cluster.workers[0].kv_tokens = 15;
+    assert!(matches!(simulate(&trace, &config), Err(SimError::PoolTooSmall { .. })));
+    config.cluster.workers[0].kv_tokens = 16_000;
+    config.replay.time_scale = 0.0;
+    assert!(simulate(&trace, &config).expect_err("no time at all").is_wrong_input());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn nothing_is_lost_whatever_dies(
+        seed in 0_u64..1_000_000,
+        policy in prop::sample::select(vec!["homing", "dp-cache-aware", "round-robin"]),
+        shape in prop::sample::select(vec!["h100x2-dp", "h100x3-1p2d", "h100x4-2p2d"]),
+        kv in 700_u32..4_000,
+        live in 1_u32..12,
+        crashes in prop::collection::vec((0_u64..20_000, 0_u32..2, 1_u64..8_000), 0..4),
+    ) {
+        let trace = agents(seed, 8, 5);
+        let mut config = config(&trace, &format!("{shape}:kv={kv}"), policy);
+        config.seed = seed;
+        config.replay.start = Start::Concurrency(live);
+        config.replay.time_scale = 4.0;
+        for (when, worker, down) in crashes {
+            config.faults.push((at(when), Fault::WorkerCrash(WorkerId(worker))));
+            config.faults.push((at(when + down), Fault::WorkerRestart(WorkerId(worker))));
+        }
+        let outcome = run(&trace, &config);
+        prop_assert_eq!(outcome.run.requests.len(), trace.turn_count());
+        if config.faults.is_empty() {
+            let errors: Vec<_> = outcome.run.requests.iter().filter_map(|request| request.error.clone()).collect();
+            let expected = |kind: &String| kind == "context_too_long";
+            prop_assert!(errors.iter().all(expected), "{:?} with seed {}", errors, seed);
+        }
+    }
+}

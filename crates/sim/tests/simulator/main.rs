@@ -1,0 +1,6 @@
+//! The simulator from outside: determinism first, then times that can be computed by hand, then chaos.
+
+mod chaos;
+mod common;
+mod determinism;
+mod physics;
