@@ -2,6 +2,9 @@
 //!
 //! Only dense Llama: RMS norm, rotary embedding on interleaved pairs (GGUF's order), grouped-query attention, SwiGLU.
 
+/// The largest count that a shape may have: beyond it float32 does not count exactly, and no model comes near.
+const MAX_COUNT: usize = 1 << 24;
+
 /// The shape of a dense Llama-family model. Counts are of elements, not of bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -81,8 +84,8 @@ impl ModelConfig {
             ("context_tokens", self.context_tokens),
         ];
         for (name, count) in counts {
-            if count == 0 || u32::try_from(count).is_err() {
-                return Err(format!("`{name}` is {count}, expected a positive number below 2^32"));
+            if count == 0 || count > MAX_COUNT {
+                return Err(format!("`{name}` is {count}, expected 1 to {MAX_COUNT}"));
             }
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
@@ -107,6 +110,19 @@ impl ModelConfig {
         }
         if !(rope.base.is_finite() && rope.base > 0.0) {
             return Err(format!("rotary base `{}`, expected a positive number", rope.base));
+        }
+        if !(self.norm_epsilon.is_finite() && self.norm_epsilon >= 0.0) {
+            return Err(format!(
+                "norm epsilon `{}`, expected a number from 0 on",
+                self.norm_epsilon
+            ));
+        }
+        if let Some(factor) = rope
+            .factors
+            .iter()
+            .find(|factor| !(factor.is_finite() && **factor > 0.0))
+        {
+            return Err(format!("rotary factor `{factor}`, expected a positive number"));
         }
         Ok(())
     }

@@ -16,22 +16,29 @@
 
 mod attention;
 mod config;
+mod download;
 mod forward;
+mod gguf;
 mod kv_store;
 mod math;
 mod matrix;
 mod model;
+mod open;
+mod quants;
 mod rope;
 mod strftime;
 mod template;
 mod tiny;
 mod tokenizer;
+mod vocabulary;
 
 pub use config::{ModelConfig, RopeConfig};
+pub use download::DownloadError;
 pub use forward::{Chunk, ForwardError};
+pub use gguf::{GgufError, GgufProblem};
 pub use kv_store::{KvError, KvStore};
-pub use matrix::Precision;
-pub use model::{Model, WeightSource};
+pub use model::Model;
+pub use open::{Bundle, ModelSpec, OpenError, TINY_SEED, default_cache_dir, open, open_vocabulary, resolve};
 pub use template::{CHATML, ChatInput, ChatTemplate, TemplateError};
-pub use tiny::{TinyWeights, tiny_config};
 pub use tokenizer::{Cut, StreamDecoder, TokenKind, Tokenizer, TokenizerError, TokenizerParts};
+pub use vocabulary::Vocabulary;

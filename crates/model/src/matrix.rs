@@ -1,82 +1,87 @@
 //! Weights and their products with rows of activations.
 //!
-//! A product is made of candle's dot products of quantised blocks (`GgmlType::vec_dot`), one for each (row, column), and
-//! of nothing else: the result of a row is a function of that row and of the weights. candle's own `QMatMul` does not
-//! promise that. Its kernels depend on the shape, on the number of rows and on the processor: Q6_K with one row and with
-//! two rows round activations differently, Q4_K changes kernel at 32 rows, and Q8_0 changes the rounding of activations
-//! wherever a row is a multiple of 256 and the processor has VNNI. Its threads also spin while they wait, which several
-//! workers on few cores cannot afford. Splitting work over threads here moves dot products around, never their inside.
+//! An output is one dot product in float32: eight lanes, each a chain of fused multiply-adds in the order of the inputs,
+//! added in a fixed tree. Tiles, strips and threads only decide when a dot product is computed, never how, so a row's
+//! result depends on the row and the weights alone.
 //!
-//! Weights are Q8_0: 32 values share a scale, activations are rounded the same way. Formats without a fast dot product
-//! under AVX2 (Q4_1 among them, nine times slower) are requantised when they are loaded, the others too, so that there
-//! is one kernel. Rows whose length is no multiple of 32 stay float32.
+//! Weights stay small integers with a scale and an offset for each 32 of them, as GGUF has them: that represents Q4_0,
+//! Q4_1, Q5_0, Q5_1 and Q8_0 exactly. A few columns at a time are expanded to float32 in the first-level cache and met
+//! by all rows of a tile. Activations are never rounded, so the result agrees with plain float32 on the same weights.
+//!
+//! candle reads and quantises tensors, but its `QMatMul` is not used, for two reasons. It rounds activations to eight
+//! bits, which moves the logits of a small model by a tenth of their spread (SmolLM2 then calls the capital of France by
+//! another name). And its kernels depend on the row count and the processor: Q6_K rounds one row otherwise than two,
+//! Q4_K changes kernel at 32 rows, Q8_0 rounds otherwise where VNNI exists and the width is a multiple of 256. Two
+//! workers, or a prefill and a decode, would then disagree. Formats other than those above (the K-quants) are
+//! requantised to Q8_0 at load; float formats stay float32.
 
-use candle_core::quantized::GgmlType;
-use candle_core::quantized::k_quants::{BlockQ8_0, QK8_0};
+use crate::quants::{Affine, BLOCK};
 use rayon::prelude::*;
 
-/// Rows that are multiplied by a column of weights before the next column is taken: their quantised form stays in the
-/// first-level cache.
+/// Lanes of a dot product: one AVX2 register of float32.
+const LANES: usize = 8;
+
+/// Columns that are expanded together, and rows that are multiplied together: eight independent chains of multiply-adds
+/// keep both units of a core busy, and fit into its registers.
+const COLUMN_TILE: usize = 4;
+const ROW_PAIR: usize = 2;
+
+/// Rows that meet expanded columns before the next columns are expanded.
 const ROW_TILE: usize = 16;
 
-/// Multiplications below which work stays on the calling thread: about 0.1 ms, ten times what handing it over costs.
-pub(crate) const PARALLEL_MIN: usize = 1 << 18;
+/// Multiplications below which work stays on the calling thread: some 50 us, several times what handing it over costs.
+pub(crate) const PARALLEL_MIN: usize = 1 << 19;
 
 /// Pieces of work for each thread, so that one that is interrupted holds up the others little.
 const PIECES_PER_THREAD: usize = 4;
 
-/// How weights are kept and activations rounded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Precision {
-    /// Eight bits, a scale for each 32 values.
-    Q8_0,
-    /// Float32 throughout: slow, to check the rest against.
-    F32,
-}
-
 /// A matrix of weights, `[outputs][inputs]`.
 pub(crate) struct Matrix {
-    outputs: usize,
     inputs: usize,
     weights: Weights,
 }
 
-enum Weights {
-    Q8_0(Vec<BlockQ8_0>),
-    F32(Vec<f32>),
+/// Weights row after row.
+pub(crate) enum Weights {
+    /// Integers, and the scale and offset of each [`BLOCK`] of them.
+    Quantised(Vec<i8>, Vec<Affine>),
+    /// As they are.
+    Float(Vec<f32>),
 }
 
 impl Matrix {
-    /// The matrix of these values, `[outputs][inputs]`.
-    pub(crate) fn new(values: &[f32], inputs: usize, precision: Precision) -> Self {
-        assert!(
-            inputs > 0 && values.len().is_multiple_of(inputs),
-            "a matrix has whole rows"
-        );
-        let weights = match precision {
-            Precision::Q8_0 if inputs.is_multiple_of(QK8_0) => {
-                let mut blocks = vec![BlockQ8_0::zeros(); values.len() / QK8_0];
-                BlockQ8_0::from_float(values, &mut blocks);
-                Weights::Q8_0(blocks)
+    /// The matrix of these weights, with `inputs` of them in a row.
+    pub(crate) fn new(weights: Weights, inputs: usize) -> Self {
+        let count = match &weights {
+            Weights::Quantised(quants, affines) => {
+                assert_eq!(quants.len(), affines.len() * BLOCK, "whole blocks");
+                assert!(inputs.is_multiple_of(BLOCK), "blocks do not cross rows");
+                quants.len()
             }
-            Precision::Q8_0 | Precision::F32 => Weights::F32(values.to_vec()),
+            Weights::Float(values) => values.len(),
         };
-        Self {
-            outputs: values.len() / inputs,
-            inputs,
-            weights,
-        }
+        assert!(inputs > 0 && count.is_multiple_of(inputs), "a matrix has whole rows");
+        Self { inputs, weights }
     }
 
     /// Matrices over the same inputs as one, their outputs one after the other.
     pub(crate) fn stack(matrices: impl IntoIterator<Item = Self>) -> Self {
         let stacked = matrices.into_iter().reduce(|mut whole, part| {
             assert_eq!(whole.inputs, part.inputs, "stacked matrices share their inputs");
-            whole.outputs += part.outputs;
             match (&mut whole.weights, part.weights) {
-                (Weights::Q8_0(whole), Weights::Q8_0(part)) => whole.extend(part),
-                (Weights::F32(whole), Weights::F32(part)) => whole.extend(part),
-                (Weights::Q8_0(_) | Weights::F32(_), _) => unreachable!("the inputs and the precision decide the form"),
+                (Weights::Quantised(quants, affines), Weights::Quantised(more_quants, more_affines)) => {
+                    quants.extend(more_quants);
+                    affines.extend(more_affines);
+                }
+                (Weights::Float(values), Weights::Float(more)) => values.extend(more),
+                (Weights::Quantised(..), Weights::Float(more)) => {
+                    let mut values = whole.expanded();
+                    values.extend(more);
+                    whole.weights = Weights::Float(values);
+                }
+                (Weights::Float(values), Weights::Quantised(quants, affines)) => {
+                    values.extend(Self::new(Weights::Quantised(quants, affines), whole.inputs).expanded());
+                }
             }
             whole
         });
@@ -85,94 +90,153 @@ impl Matrix {
 
     /// Outputs of a row.
     pub(crate) fn outputs(&self) -> usize {
-        self.outputs
+        match &self.weights {
+            Weights::Quantised(quants, _) => quants.len() / self.inputs,
+            Weights::Float(values) => values.len() / self.inputs,
+        }
     }
 
-    /// Row `index` as float32.
+    /// The weights of output `index` as float32.
     pub(crate) fn row(&self, index: usize, values: &mut [f32]) {
+        let range = index * self.inputs..(index + 1) * self.inputs;
         match &self.weights {
-            Weights::Q8_0(blocks) => {
-                let width = self.inputs / QK8_0;
-                BlockQ8_0::to_float(&blocks[index * width..(index + 1) * width], values);
+            Weights::Quantised(quants, affines) => {
+                expand(
+                    &quants[range.clone()],
+                    &affines[range.start / BLOCK..range.end / BLOCK],
+                    values,
+                );
             }
-            Weights::F32(weights) => values.copy_from_slice(&weights[index * self.inputs..(index + 1) * self.inputs]),
+            Weights::Float(weights) => values.copy_from_slice(&weights[range]),
         }
+    }
+
+    fn expanded(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.outputs() * self.inputs];
+        values
+            .chunks_exact_mut(self.inputs)
+            .enumerate()
+            .for_each(|(index, values)| self.row(index, values));
+        values
     }
 
     /// The product of each row of `input` (`[rows][inputs]`) with the weights: `[rows][outputs]`.
     pub(crate) fn multiply(&self, input: &[f32]) -> Vec<f32> {
-        match &self.weights {
-            Weights::Q8_0(blocks) => self.multiply_by(blocks, input),
-            Weights::F32(values) => self.multiply_by(values, input),
-        }
-    }
-
-    fn multiply_by<T: GgmlType>(&self, weights: &[T], input: &[f32]) -> Vec<f32> {
-        let rows = input.len() / self.inputs;
-        let mut output = vec![0.0; rows * self.outputs];
-        let product = Product {
-            weights,
-            inputs: self.inputs,
-            rows: quantise::<T>(input, self.inputs),
-        };
+        let (rows, outputs) = (input.len() / self.inputs, self.outputs());
+        let mut output = vec![0.0; rows * outputs];
         let threads = rayon::current_num_threads();
-        if threads == 1 || rows * self.inputs * self.outputs < PARALLEL_MIN {
-            let mut whole: Vec<&mut [f32]> = output.chunks_exact_mut(self.outputs).collect();
-            product.columns(0, &mut whole);
+        if threads == 1 || rows * self.inputs * outputs < PARALLEL_MIN {
+            let mut whole: Vec<&mut [f32]> = output.chunks_exact_mut(outputs).collect();
+            self.columns(0, input, &mut whole, &mut Vec::new());
             return output;
         }
-        let width = self.outputs.div_ceil(threads * PIECES_PER_THREAD);
+        let width = outputs
+            .div_ceil(threads * PIECES_PER_THREAD)
+            .next_multiple_of(COLUMN_TILE);
         let mut strips: Vec<Vec<&mut [f32]>> = Vec::new();
-        strips.resize_with(self.outputs.div_ceil(width), || Vec::with_capacity(rows));
-        for row in output.chunks_exact_mut(self.outputs) {
+        strips.resize_with(outputs.div_ceil(width), || Vec::with_capacity(rows));
+        for row in output.chunks_exact_mut(outputs) {
             for (strip, part) in strips.iter_mut().zip(row.chunks_mut(width)) {
                 strip.push(part);
             }
         }
-        strips
-            .par_iter_mut()
-            .enumerate()
-            .for_each(|(strip, rows)| product.columns(strip * width, rows));
+        let strip = |scratch: &mut Vec<f32>, (index, rows): (usize, &mut Vec<&mut [f32]>)| {
+            self.columns(index * width, input, rows, scratch);
+        };
+        strips.par_iter_mut().enumerate().for_each_init(Vec::new, strip);
         output
     }
-}
 
-/// Rows in the form that a dot product with `T` takes.
-fn quantise<T: GgmlType>(input: &[f32], width: usize) -> Vec<T::VecDotType> {
-    let blocks = width / T::BLCK_SIZE;
-    let mut rows = vec![T::VecDotType::zeros(); input.len() / width * blocks];
-    for (row, values) in rows.chunks_exact_mut(blocks).zip(input.chunks_exact(width)) {
-        T::VecDotType::from_float(values, row);
-    }
-    rows
-}
-
-struct Product<'a, T: GgmlType> {
-    weights: &'a [T],
-    inputs: usize,
-    rows: Vec<T::VecDotType>,
-}
-
-impl<T: GgmlType> Product<'_, T> {
     /// Fills columns from `first` on, as many as the slices are long, in all rows.
-    fn columns(&self, first: usize, outputs: &mut [&mut [f32]]) {
-        let blocks = self.inputs / T::BLCK_SIZE;
-        let width = outputs.first().map_or(0, |row| row.len());
-        for (inputs, outputs) in self.rows.chunks(ROW_TILE * blocks).zip(outputs.chunks_mut(ROW_TILE)) {
-            for column in 0..width {
-                let start = (first + column) * blocks;
-                let weights = &self.weights[start..start + blocks];
-                for (input, output) in inputs.chunks_exact(blocks).zip(outputs.iter_mut()) {
-                    output[column] = T::vec_dot(self.inputs, weights, input);
+    fn columns(&self, first: usize, input: &[f32], output: &mut [&mut [f32]], scratch: &mut Vec<f32>) {
+        let width = output.first().map_or(0, |row| row.len());
+        scratch.resize(COLUMN_TILE * self.inputs, 0.0);
+        for (input, output) in input.chunks(ROW_TILE * self.inputs).zip(output.chunks_mut(ROW_TILE)) {
+            for column in (0..width).step_by(COLUMN_TILE) {
+                let columns = COLUMN_TILE.min(width - column);
+                let expanded = &mut scratch[..columns * self.inputs];
+                for (index, values) in expanded.chunks_exact_mut(self.inputs).enumerate() {
+                    self.row(first + column + index, values);
+                }
+                if columns == COLUMN_TILE {
+                    self.tile::<COLUMN_TILE>(column, input, output, expanded);
+                } else {
+                    for (index, expanded) in expanded.chunks_exact(self.inputs).enumerate() {
+                        self.tile::<1>(column + index, input, output, expanded);
+                    }
                 }
             }
         }
     }
+
+    /// Fills `C` columns from `column` on in a tile of rows.
+    fn tile<const C: usize>(&self, column: usize, input: &[f32], output: &mut [&mut [f32]], weights: &[f32]) {
+        let weights: [&[f32]; C] = std::array::from_fn(|index| &weights[index * self.inputs..][..self.inputs]);
+        let pairs = input.chunks_exact(ROW_PAIR * self.inputs);
+        let rest = pairs.remainder();
+        for (pair, output) in pairs.zip(output.chunks_exact_mut(ROW_PAIR)) {
+            let (first, second) = pair.split_at(self.inputs);
+            let sums = dots(weights, [first, second]);
+            for (row, output) in output.iter_mut().enumerate() {
+                output[column..column + C].copy_from_slice(&sums.map(|sums| sums[row]));
+            }
+        }
+        if !rest.is_empty()
+            && let Some(output) = output.last_mut()
+        {
+            output[column..column + C].copy_from_slice(&dots(weights, [rest]).map(|[sum]| sum));
+        }
+    }
+}
+
+/// Integers as float32.
+fn expand(quants: &[i8], affines: &[Affine], values: &mut [f32]) {
+    let (quants, _) = quants.as_chunks::<BLOCK>();
+    let (values, _) = values.as_chunks_mut::<BLOCK>();
+    for ((quants, affine), values) in quants.iter().zip(affines).zip(values) {
+        for index in 0..BLOCK {
+            values[index] = f32::from(quants[index]).mul_add(affine.scale, affine.offset);
+        }
+    }
+}
+
+/// The dot products of `C` columns with `R` rows of the same length. Each is computed as if it were alone.
+fn dots<const C: usize, const R: usize>(columns: [&[f32]; C], rows: [&[f32]; R]) -> [[f32; R]; C] {
+    let length = columns[0].len();
+    let column_chunks: [&[[f32; LANES]]; C] = columns.map(|column| column[..length].as_chunks().0);
+    let row_chunks: [&[[f32; LANES]]; R] = rows.map(|row| row[..length].as_chunks().0);
+    let mut lanes = [[[0.0f32; LANES]; R]; C];
+    for chunk in 0..length / LANES {
+        for column in 0..C {
+            let weights = &column_chunks[column][chunk];
+            for row in 0..R {
+                let values = &row_chunks[row][chunk];
+                for lane in 0..LANES {
+                    lanes[column][row][lane] = weights[lane].mul_add(values[lane], lanes[column][row][lane]);
+                }
+            }
+        }
+    }
+    let rest = length - length % LANES;
+    std::array::from_fn(|column| {
+        std::array::from_fn(|row| {
+            let sum = add_lanes(lanes[column][row]);
+            let rest = columns[column][rest..].iter().zip(&rows[row][rest..length]);
+            rest.fold(sum, |sum, (weight, value)| weight.mul_add(*value, sum))
+        })
+    })
+}
+
+fn add_lanes([a, b, c, d, e, f, g, h]: [f32; LANES]) -> f32 {
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quants::weights_of;
+    use candle_core::quantized::{GgmlDType, QTensor};
+    use candle_core::{Device, Tensor};
 
     fn values(count: usize, seed: u64) -> Vec<f32> {
         use rand::RngExt as _;
@@ -180,11 +244,25 @@ mod tests {
         (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
     }
 
+    fn matrix(outputs: usize, inputs: usize, seed: u64, format: GgmlDType) -> Matrix {
+        let tensor = Tensor::from_vec(values(inputs * outputs, seed), (outputs, inputs), &Device::Cpu).unwrap();
+        Matrix::new(
+            weights_of(&QTensor::quantize(&tensor, format).unwrap()).unwrap(),
+            inputs,
+        )
+    }
+
     #[test]
     fn a_row_does_not_depend_on_its_batch_or_on_threads() {
-        for (inputs, outputs) in [(64, 37), (256, 48), (576, 960), (33, 20)] {
-            let matrix = Matrix::new(&values(inputs * outputs, 1), inputs, Precision::Q8_0);
-            let input = values(inputs * 40, 2);
+        let shapes = [
+            (64, 37, GgmlDType::Q8_0),
+            (256, 48, GgmlDType::Q4_1),
+            (576, 961, GgmlDType::Q8_0),
+            (33, 20, GgmlDType::F32),
+        ];
+        for (inputs, outputs, format) in shapes {
+            let matrix = matrix(outputs, inputs, 1, format);
+            let input = values(inputs * 41, 2);
             let whole = matrix.multiply(&input);
             for threads in [1, 3] {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -201,30 +279,44 @@ mod tests {
     }
 
     #[test]
-    fn products_are_those_of_the_rounded_values() {
-        let (inputs, outputs) = (96, 10);
-        let weights = values(inputs * outputs, 3);
-        let input = values(inputs, 4);
-        let exact = Matrix::new(&weights, inputs, Precision::F32).multiply(&input);
-        let rounded = Matrix::new(&weights, inputs, Precision::Q8_0).multiply(&input);
-        for (column, (exact, rounded)) in exact.iter().zip(&rounded).enumerate() {
-            let naive: f32 = (0..inputs).map(|i| weights[column * inputs + i] * input[i]).sum();
-            assert!((exact - naive).abs() < 1e-5, "column {column}: {exact} and {naive}");
-            assert!((rounded - naive).abs() < 0.1, "column {column}: {rounded} and {naive}");
+    fn products_are_those_of_the_weights_as_float32() {
+        for format in [GgmlDType::F32, GgmlDType::Q8_0, GgmlDType::Q4_1] {
+            let (inputs, outputs, rows) = (96, 11, 3);
+            let matrix = matrix(outputs, inputs, 3, format);
+            let (weights, input) = (matrix.expanded(), values(inputs * rows, 4));
+            for (index, found) in matrix.multiply(&input).into_iter().enumerate() {
+                let (row, column) = (index / outputs, index % outputs);
+                let pairs = weights[column * inputs..][..inputs]
+                    .iter()
+                    .zip(&input[row * inputs..][..inputs]);
+                let expected: f64 = pairs
+                    .map(|(weight, value)| f64::from(*weight) * f64::from(*value))
+                    .sum();
+                assert!(
+                    (f64::from(found) - expected).abs() < 1e-5,
+                    "{format:?} row {row} column {column}"
+                );
+            }
         }
     }
 
     #[test]
     fn stacked_matrices_give_their_outputs_side_by_side() {
-        let (first, second) = (values(64 * 3, 5), values(64 * 2, 6));
-        let stacked = Matrix::stack([
-            Matrix::new(&first, 64, Precision::Q8_0),
-            Matrix::new(&second, 64, Precision::Q8_0),
-        ]);
-        let input = values(64, 7);
-        let mut expected = Matrix::new(&first, 64, Precision::Q8_0).multiply(&input);
-        expected.extend(Matrix::new(&second, 64, Precision::Q8_0).multiply(&input));
-        assert_eq!(stacked.multiply(&input), expected);
-        assert_eq!(stacked.outputs(), 5);
+        for formats in [
+            [GgmlDType::Q8_0, GgmlDType::Q4_1],
+            [GgmlDType::Q8_0, GgmlDType::F32],
+            [GgmlDType::F32; 2],
+        ] {
+            for [first, second] in [formats, [formats[1], formats[0]]] {
+                let parts = || [matrix(3, 64, 5, first), matrix(2, 64, 6, second)];
+                let input = values(64, 7);
+                let expected: Vec<f32> = parts().iter().flat_map(|part| part.multiply(&input)).collect();
+                assert_eq!(
+                    Matrix::stack(parts()).multiply(&input),
+                    expected,
+                    "{first:?} and {second:?}"
+                );
+            }
+        }
     }
 }

@@ -1,10 +1,15 @@
 //! The weights of a model, put into the form that the forward pass reads.
 //!
 //! Where they come from is a [`WeightSource`]: a GGUF file, or the generator of `tiny`. Query, key and value weights are
-//! stacked into one matrix, gate and up too: fewer, larger products, and activations are rounded once for all of them.
+//! stacked into one matrix, gate and up too: fewer, larger products.
 
 use crate::config::ModelConfig;
-use crate::matrix::{Matrix, Precision};
+use crate::matrix::Matrix;
+use crate::quants::{floats_of, weights_of};
+use candle_core::quantized::QTensor;
+
+/// What each pair's rotary frequency is divided by, where a model (Llama 3) says so.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// A model in memory: read-only, shared by whoever computes with it.
 pub struct Model {
@@ -26,40 +31,44 @@ pub(crate) struct Layer {
 }
 
 /// Gives weights by their GGUF names (`token_embd.weight`, `blk.0.attn_q.weight`, ...).
-pub trait WeightSource {
+pub(crate) trait WeightSource {
     /// Why weights could not be given.
     type Error;
 
-    /// The float32 values of a tensor of this shape, row after row. Vectors have one row.
-    ///
-    /// # Errors
-    /// If there is no such tensor, it has another shape, or it cannot be read.
-    fn tensor(&mut self, name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, Self::Error>;
+    /// A tensor of this shape; a vector has one row.
+    fn tensor(&mut self, name: &str, rows: usize, columns: usize) -> Result<QTensor, Self::Error>;
 
     /// Whether there is a tensor of this name.
     fn has(&self, name: &str) -> bool;
+
+    /// The error for a tensor that candle cannot convert.
+    fn unreadable(&self, name: &str, error: candle_core::Error) -> Self::Error;
 }
 
 impl Model {
-    /// A model of this shape with weights from `source`.
-    ///
-    /// # Errors
-    /// The source's, if it lacks a tensor.
-    ///
-    /// # Panics
-    /// If the shape is not [valid](ModelConfig::validate), or the source gives a tensor of another size than it was asked for.
-    pub fn new<S: WeightSource>(config: ModelConfig, source: &mut S, precision: Precision) -> Result<Self, S::Error> {
+    /// A model of this (valid) shape with weights from `source`; an error is the source's.
+    pub(crate) fn new<S: WeightSource>(mut config: ModelConfig, source: &mut S) -> Result<Self, S::Error> {
         config.validate().expect("the caller checked the shape");
         let (hidden, vocab) = (config.hidden, config.vocab);
-        let mut read = Reader { source, precision };
+        let mut read = Reader { source };
         let embedding = read.matrix("token_embd.weight", vocab, hidden)?;
         let layers = (0..config.layers)
             .map(|index| read.layer(&config, index))
             .collect::<Result<_, _>>()?;
+        if read.source.has(ROPE_FACTORS) {
+            let factors = read.vector(ROPE_FACTORS, config.rope.factors.len())?;
+            config
+                .rope
+                .factors
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(factor, further)| *factor *= further);
+        }
         let output_norm = read.vector("output_norm.weight", hidden)?;
-        let output = match read.source.has("output.weight") {
-            true => Some(read.matrix("output.weight", vocab, hidden)?),
-            false => None,
+        let output = if read.source.has("output.weight") {
+            Some(read.matrix("output.weight", vocab, hidden)?)
+        } else {
+            None
         };
         Ok(Self {
             config,
@@ -79,7 +88,6 @@ impl Model {
 
 struct Reader<'a, S> {
     source: &'a mut S,
-    precision: Precision,
 }
 
 impl<S: WeightSource> Reader<'_, S> {
@@ -105,14 +113,17 @@ impl<S: WeightSource> Reader<'_, S> {
     }
 
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, S::Error> {
-        let values = self.source.tensor(name, rows, columns)?;
-        assert_eq!(values.len(), rows * columns, "`{name}` has the size that was asked for");
-        Ok(Matrix::new(&values, columns, self.precision))
+        let tensor = self.source.tensor(name, rows, columns)?;
+        let weights = weights_of(&tensor).map_err(|error| self.source.unreadable(name, error))?;
+        let matrix = Matrix::new(weights, columns);
+        assert_eq!(matrix.outputs(), rows, "`{name}` has the shape that was asked for");
+        Ok(matrix)
     }
 
     fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, S::Error> {
-        let values = self.source.tensor(name, 1, length)?;
-        assert_eq!(values.len(), length, "`{name}` has the size that was asked for");
+        let tensor = self.source.tensor(name, 1, length)?;
+        let values = floats_of(&tensor).map_err(|error| self.source.unreadable(name, error))?;
+        assert_eq!(values.len(), length, "`{name}` has the length that was asked for");
         Ok(values)
     }
 }

@@ -53,6 +53,9 @@ pub enum TemplateError {
     /// The template does not work on this conversation.
     #[error("the chat template failed: {0}")]
     Failed(String),
+    /// The model has no template: the client has to send plain prompts.
+    #[error("the model has no chat template, expected a prompt for `/v1/completions`")]
+    Missing,
     /// The source is not a template.
     #[error("the chat template is not valid: {0}")]
     Source(String),

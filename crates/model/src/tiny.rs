@@ -7,9 +7,10 @@
 //! size, so that an answer is readable text that ends by itself after a hundred tokens or so.
 
 use crate::config::{ModelConfig, RopeConfig};
-use crate::matrix::Precision;
 use crate::model::{Model, WeightSource};
 use crate::tokenizer::BYTE_SPECIALS;
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
 use homing_units::{Rng, rng_for};
 use rand::RngExt as _;
 use std::convert::Infallible;
@@ -21,20 +22,13 @@ impl Model {
     /// The tiny model of a seed, in Q8_0. The same seed gives the same bits everywhere.
     #[must_use]
     pub fn tiny(seed: u64) -> Self {
-        Self::tiny_in(seed, Precision::Q8_0)
-    }
-
-    /// The tiny model of a seed in a chosen precision.
-    #[must_use]
-    pub fn tiny_in(seed: u64, precision: Precision) -> Self {
-        let Ok(model) = Self::new(tiny_config(), &mut TinyWeights { seed }, precision);
+        let Ok(model) = Self::new(tiny_config(), &mut TinyWeights { seed });
         model
     }
 }
 
 /// The shape of [`Model::tiny`].
-#[must_use]
-pub fn tiny_config() -> ModelConfig {
+pub(crate) fn tiny_config() -> ModelConfig {
     let head_dim = 16;
     ModelConfig {
         name: "tiny".to_owned(),
@@ -57,33 +51,50 @@ pub fn tiny_config() -> ModelConfig {
 
 /// The weights of [`Model::tiny`] by their GGUF names: each tensor is drawn from a stream of its own.
 #[derive(Clone, Copy, Debug)]
-pub struct TinyWeights {
+pub(crate) struct TinyWeights {
     /// What they are drawn from.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 impl WeightSource for TinyWeights {
     type Error = Infallible;
 
-    fn tensor(&mut self, name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, Infallible> {
+    fn tensor(&mut self, name: &str, rows: usize, columns: usize) -> Result<QTensor, Infallible> {
+        let format = if name.ends_with("norm.weight") {
+            GgmlDType::F32
+        } else {
+            GgmlDType::Q8_0
+        };
+        let tensor = Tensor::from_vec(self.values(name, rows, columns), (rows, columns), &Device::Cpu);
+        let quantised = tensor.and_then(|tensor| QTensor::quantize(&tensor, format));
+        Ok(quantised.expect("there are as many values as the shape has, in whole blocks"))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        name == "output.weight"
+    }
+
+    fn unreadable(&self, name: &str, error: candle_core::Error) -> Infallible {
+        unreachable!("`{name}` was made here: {error}")
+    }
+}
+
+impl TinyWeights {
+    fn values(&self, name: &str, rows: usize, columns: usize) -> Vec<f32> {
         if name.ends_with("norm.weight") {
-            return Ok(vec![1.0; rows * columns]);
+            return vec![1.0; rows * columns];
         }
         let mut rng = rng_for(self.seed, name);
         let scale = gain(name) / (columns as f32).sqrt();
-        let values = (0..rows).flat_map(|row| {
+        let row = |row| {
             let scale = if name == "output.weight" {
                 scale * prominence(row)
             } else {
                 scale
             };
             draw(&mut rng, columns).map(|value| value * scale).collect::<Vec<_>>()
-        });
-        Ok(values.collect())
-    }
-
-    fn has(&self, name: &str) -> bool {
-        name == "output.weight"
+        };
+        (0..rows).flat_map(row).collect()
     }
 }
 

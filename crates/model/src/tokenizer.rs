@@ -16,7 +16,7 @@ use tokenizers::tokenizer::SplitDelimiterBehavior;
 /// The special tokens of `tiny`, after its 256 bytes.
 pub(crate) const BYTE_SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// Special tokens that end an answer in one model family or another, besides the one that a model declares.
+/// Control tokens that end an answer in one model family or another, besides those that a model declares.
 const ENDS: [&str; 5] = [
     "<|im_end|>",
     "<|endoftext|>",
@@ -61,8 +61,8 @@ pub struct TokenizerParts {
     pub cut: Cut,
     /// The token that begins every prompt, where the model wants one.
     pub bos: Option<u32>,
-    /// The token that ends an answer.
-    pub eos: Option<u32>,
+    /// The tokens that the model declares to end an answer. Control tokens that do so in other models are added.
+    pub ends: Vec<u32>,
 }
 
 /// What a token stands for.
@@ -91,7 +91,7 @@ pub enum Cut {
 /// Why a tokenizer could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// Byte-level BPE needs a token for each byte.
+    /// Byte-level BPE needs a token for each printable ASCII character, the space and the newline.
     #[error("the vocabulary has no token for byte `{byte:#04x}`, expected byte-level BPE")]
     MissingByte {
         /// The byte.
@@ -131,7 +131,13 @@ impl Tokenizer {
                 tokens: count,
             });
         }
-        if let Some(id) = parts.bos.into_iter().chain(parts.eos).find(|id| *id as usize >= count) {
+        if let Some(id) = parts
+            .bos
+            .iter()
+            .chain(&parts.ends)
+            .copied()
+            .find(|id| *id as usize >= count)
+        {
             return Err(TokenizerError::Special { id, tokens: count });
         }
         let tokens: Vec<Token> = parts
@@ -140,7 +146,7 @@ impl Tokenizer {
             .zip(&parts.kinds)
             .map(|(text, kind)| token(text, *kind))
             .collect();
-        let mut ends: Vec<u32> = parts.eos.into_iter().collect();
+        let mut ends = parts.ends.clone();
         for (id, (text, kind)) in (0..).zip(parts.tokens.iter().zip(&parts.kinds)) {
             if *kind == TokenKind::Control && ENDS.contains(&text.as_str()) {
                 ends.push(id);
@@ -178,6 +184,8 @@ impl Tokenizer {
     }
 
     /// The tokens of a text. Control tokens that are spelt out in it (as a chat template does) become these tokens.
+    /// A byte that the vocabulary cannot spell is left out, as in the model's own tokenizer (SmolLM2 lacks a few control
+    /// characters).
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let encoding = self.shared.encoder.encode_fast(text, false);
@@ -339,7 +347,8 @@ fn encoder(parts: TokenizerParts) -> Result<tokenizers::Tokenizer, TokenizerErro
         }
     }
     let vocabulary: tokenizers::models::bpe::Vocab = parts.tokens.into_iter().zip(0..).collect();
-    if let Some(byte) = (0..=u8::MAX).find(|byte| !vocabulary.contains_key(&spelling(*byte).to_string())) {
+    let has = |byte: &u8| vocabulary.contains_key(&spelling(*byte).to_string());
+    if let Some(byte) = (b' '..=b'~').chain([b'\n']).find(|byte| !has(byte)) {
         return Err(TokenizerError::MissingByte { byte });
     }
     let merges: Merges = parts.merges;
