@@ -1,0 +1,22 @@
+//! What the gateway has running for each engine: it is discovered, probed, its load is read, its KV events are followed.
+//!
+//! Everything here only reports. Nothing waits for anything else: a worker that cannot be reached does not keep the
+//! gateway from starting, slow metrics do not make a worker look dead, and missing KV events do not stop its requests.
+
+mod discovery;
+mod feed;
+mod mapping;
+mod watch;
+
+pub(crate) use watch::Watch;
+
+use tokio::sync::mpsc;
+
+/// An order of the core to replay a worker's KV events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Resync {
+    pub(crate) from_sequence: u64,
+}
+
+/// Where replays are ordered; one at a time.
+pub(crate) type ResyncSender = mpsc::Sender<Resync>;

@@ -1,0 +1,231 @@
+//! What an engine says of itself: the embedded worker in one answer, vLLM spread over several pages, with what it does
+//! not say taken from the configuration.
+
+use crate::config::EngineKind;
+use crate::fleet::{Known, KvEndpoints, Member};
+use crate::upstream::Upstream;
+use homing_router::event::{LoadReport, Role, WorkerInfo};
+use homing_units::{BootEpoch, WorkerId};
+use homing_wire::metrics_text::{Metrics, names};
+use homing_wire::openai::{ModelCard, ModelList};
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// The part of the embedded worker's `/homing/info` that a router needs.
+#[derive(Debug, Deserialize)]
+struct HomingInfo {
+    role: Role,
+    epoch: BootEpoch,
+    model: String,
+    kv_tokens: u64,
+    max_context_tokens: u32,
+    endpoints: HomingEndpoints,
+}
+
+#[derive(Debug, Deserialize)]
+struct HomingEndpoints {
+    kv_events: SocketAddr,
+    kv_replay: SocketAddr,
+}
+
+/// Asks an engine who it is.
+///
+/// # Errors
+/// It does not answer, or says something else than expected; for the log.
+pub(super) async fn discover(member: &Member, upstream: &Upstream, timeout: Duration) -> Result<Known, String> {
+    match member.spec.kind {
+        EngineKind::Homing => {
+            let body = upstream.get(&member.uri("/homing/info"), timeout).await?;
+            homing(member, &body)
+        }
+        EngineKind::Vllm => {
+            let models = upstream.get(&member.uri("/v1/models"), timeout).await?;
+            let metrics = upstream.get(&member.uri("/metrics"), timeout).await?;
+            vllm(member, &models, &Metrics::parse(&String::from_utf8_lossy(&metrics)))
+        }
+    }
+}
+
+fn homing(member: &Member, body: &[u8]) -> Result<Known, String> {
+    let info: HomingInfo =
+        serde_json::from_slice(body).map_err(|error| format!("expected `/homing/info` of a worker: {error}"))?;
+    let card = ModelCard {
+        id: info.model,
+        object: "model".to_owned(),
+        created: 0,
+        owned_by: "homing".to_owned(),
+        max_model_len: Some(info.max_context_tokens),
+    };
+    let spec = &member.spec;
+    Ok(Known {
+        info: WorkerInfo {
+            id: member.id,
+            name: member.name.clone(),
+            role: spec.role.unwrap_or(info.role),
+            epoch: info.epoch,
+            kv_tokens: spec.kv_tokens.unwrap_or(info.kv_tokens),
+            max_context_tokens: info.max_context_tokens,
+            transfers: spec.transfers.unwrap_or(true),
+            kv_events: true,
+        },
+        models: vec![card],
+        endpoints: KvEndpoints {
+            events: spec
+                .kv_events
+                .clone()
+                .or_else(|| Some(endpoint(member, info.endpoints.kv_events))),
+            replay: spec
+                .kv_replay
+                .clone()
+                .or_else(|| Some(endpoint(member, info.endpoints.kv_replay))),
+        },
+    })
+}
+
+/// A worker that listens on every address is reached where its HTTP is.
+fn endpoint(member: &Member, address: SocketAddr) -> String {
+    if !address.ip().is_unspecified() {
+        return format!("tcp://{address}");
+    }
+    let uri: http::Uri = member.uri("/").parse().unwrap_or_default();
+    format!("tcp://{}:{}", uri.host().unwrap_or("127.0.0.1"), address.port())
+}
+
+fn vllm(member: &Member, models: &[u8], metrics: &Metrics) -> Result<Known, String> {
+    let models: ModelList =
+        serde_json::from_slice(models).map_err(|error| format!("expected `/v1/models` of an engine: {error}"))?;
+    let context = models.data.iter().filter_map(|model| model.max_model_len).max();
+    let max_context_tokens = context.ok_or("expected `max_model_len` in `/v1/models`, found none")?;
+    let spec = &member.spec;
+    let kv_tokens = spec.kv_tokens.or_else(|| pool_tokens(metrics)).unwrap_or_else(|| {
+        tracing::warn!(
+            worker = member.name,
+            "its metrics do not say the size of its kv pool, set `kv_tokens`"
+        );
+        u64::from(max_context_tokens)
+    });
+    Ok(Known {
+        info: WorkerInfo {
+            id: member.id,
+            name: member.name.clone(),
+            role: spec.role.unwrap_or(Role::Both),
+            epoch: epoch_of(metrics).unwrap_or_default(),
+            kv_tokens,
+            max_context_tokens,
+            // A role of its own is given only to an engine that was started with a KV connector.
+            transfers: spec
+                .transfers
+                .unwrap_or(spec.role.is_some_and(|role| role != Role::Both)),
+            kv_events: spec.kv_events.is_some(),
+        },
+        models: models.data,
+        endpoints: KvEndpoints {
+            events: spec.kv_events.clone(),
+            replay: spec.kv_replay.clone(),
+        },
+    })
+}
+
+/// The size of an engine's pool in tokens, as vLLM's metrics say it: over all engines of a data-parallel server.
+fn pool_tokens(metrics: &Metrics) -> Option<u64> {
+    let number =
+        |sample: &homing_wire::metrics_text::Sample, label| -> Option<u64> { sample.label(label)?.parse().ok() };
+    let of_engine = |sample| {
+        let blocks = || Some(number(sample, "num_gpu_blocks")?.saturating_mul(number(sample, "block_size")?));
+        number(sample, "kv_cache_size_tokens").or_else(blocks)
+    };
+    metrics
+        .of(names::CACHE_CONFIG_INFO)
+        .map(of_engine)
+        .sum::<Option<u64>>()
+        .filter(|tokens| *tokens > 0)
+}
+
+/// A life of an engine that does not name its lives: when its process started, in milliseconds since 1970.
+pub(super) fn epoch_of(metrics: &Metrics) -> Option<BootEpoch> {
+    let start = metrics.of(names::PROCESS_START_TIME).next()?.value * 1e3;
+    // Above 0 and below 2^53 the conversion is exact; anything else is no time.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the range was checked"
+    )]
+    (start > 0.0 && start < 9e15).then(|| BootEpoch(start as u64))
+}
+
+/// An engine's own figures of its load.
+pub(super) fn load_of(worker: WorkerId, metrics: &Metrics, kv_tokens: u64) -> Option<LoadReport> {
+    let engines = metrics.of(names::KV_CACHE_USAGE).count().max(1);
+    let usage = metrics.sum(names::KV_CACHE_USAGE)?.clamp(0.0, f64::from(u32::MAX)) / engines as f64;
+    Some(LoadReport {
+        worker,
+        running: whole(metrics.sum(names::REQUESTS_RUNNING)?),
+        waiting: whole(metrics.sum(names::REQUESTS_WAITING)?),
+        kv_tokens_used: u64::from(whole(usage * kv_tokens as f64)),
+    })
+}
+
+fn whole(value: f64) -> u32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a float's cast saturates"
+    )]
+    let whole = value.round() as u32;
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::WorkerSpec;
+    use crate::fleet::Fleet;
+
+    const PAGE: &str = "process_start_time_seconds 1.79599742601e+09\n\
+        vllm:num_requests_running{engine=\"0\"} 3.0\n\
+        vllm:num_requests_waiting{engine=\"0\"} 2.0\n\
+        vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n\
+        vllm:cache_config_info{block_size=\"128\",num_gpu_blocks=\"4096\"} 1.0\n";
+
+    #[test]
+    fn vllm_is_known_by_its_pages() {
+        let spec = WorkerSpec {
+            role: Some(Role::Prefill),
+            ..WorkerSpec::new("http://h:1", EngineKind::Vllm)
+        };
+        let fleet = Fleet::new(&[spec]);
+        let models = br#"{"object":"list","data":[{"id":"m","object":"model","max_model_len":16384}]}"#;
+        let known = vllm(&fleet.members()[0], models, &Metrics::parse(PAGE)).unwrap();
+        assert_eq!((known.info.kv_tokens, known.info.max_context_tokens), (524_288, 16_384));
+        assert_eq!(known.info.epoch, BootEpoch(1_795_997_426_010));
+        assert!(known.info.transfers && !known.info.kv_events);
+        assert!(
+            vllm(
+                &fleet.members()[0],
+                br#"{"object":"list","data":[]}"#,
+                &Metrics::parse(PAGE)
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn load_is_read_from_metrics() {
+        let load = load_of(WorkerId(0), &Metrics::parse(PAGE), 1_000).unwrap();
+        assert_eq!((load.running, load.waiting, load.kv_tokens_used), (3, 2, 500));
+        assert_eq!(load_of(WorkerId(0), &Metrics::parse("nothing here"), 1_000), None);
+    }
+
+    #[test]
+    fn an_embedded_worker_says_all_of_it() {
+        let fleet = Fleet::new(&[WorkerSpec::new("http://10.0.0.7:1", EngineKind::Homing)]);
+        let body = br#"{"name":"d0","role":"decode","epoch":7,"model":"tiny","block_size":16,"kv_tokens":4096,
+            "max_context_tokens":2048,"endpoints":{"http":"10.0.0.7:1","kv_events":"0.0.0.0:5","kv_replay":"10.0.0.7:6",
+            "kv_transfer":"10.0.0.7:8"},"kv_events_topic":"kv@d0@tiny","step_model":null,"version":"0.1.0"}"#;
+        let known = homing(&fleet.members()[0], body).unwrap();
+        assert_eq!((known.info.role, known.info.epoch), (Role::Decode, BootEpoch(7)));
+        assert_eq!(known.endpoints.events.as_deref(), Some("tcp://10.0.0.7:5"));
+        assert_eq!(known.endpoints.replay.as_deref(), Some("tcp://10.0.0.7:6"));
+    }
+}

@@ -1,0 +1,202 @@
+//! One engine under watch: reached, joined, probed, polled, followed into its next lives.
+
+use super::Resync;
+use super::discovery::{discover, epoch_of, load_of};
+use super::feed::Feed;
+use super::mapping::HashMapping;
+use crate::config::{EngineKind, GatewayClocks};
+use crate::core_task::CoreHandle;
+use crate::fleet::{Fleet, Known, Member};
+use crate::telemetry::Telemetry;
+use crate::upstream::Upstream;
+use homing_router::event::{Event, HealthReport};
+use homing_units::{BootEpoch, WorkerId};
+use homing_wire::metrics_text::Metrics;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
+
+/// First pause before an engine that could not be reached is tried again.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+/// Engine blocks that are mapped for each block of its pool: blocks go and come back under the same hash.
+const MAPPED_FACTOR: u64 = 2;
+/// Engine blocks that are mapped at most, whatever the pool.
+const MAPPED_MAX: u64 = 1 << 21;
+/// Engine blocks that are mapped at least: a pool's size may be understated.
+const MAPPED_MIN: u64 = 1 << 12;
+/// The smallest block of an engine, in tokens, for sizing the map.
+const ENGINE_BLOCK_MIN: u64 = 16;
+
+/// What a watch needs.
+#[derive(Clone)]
+pub(crate) struct Watch {
+    pub(crate) worker: WorkerId,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) upstream: Upstream,
+    pub(crate) core: CoreHandle,
+    pub(crate) telemetry: Arc<Telemetry>,
+    pub(crate) clocks: GatewayClocks,
+    pub(crate) block_size: u32,
+}
+
+impl Watch {
+    /// Watches until it is dropped.
+    pub(crate) async fn run(self, mut resyncs: mpsc::Receiver<Resync>) {
+        let known = self.reach().await;
+        self.join(&known).await;
+        let (lives, mut life) = watch::channel(known.clone());
+        tokio::join!(
+            self.probe(lives, known),
+            self.poll(),
+            self.follow(&mut life, &mut resyncs)
+        );
+    }
+
+    fn member(&self) -> &Member {
+        &self.fleet.members()[self.worker.0 as usize]
+    }
+
+    /// Tries until the engine says who it is.
+    async fn reach(&self) -> Known {
+        let mut pause = RETRY_FIRST;
+        loop {
+            match discover(self.member(), &self.upstream, self.clocks.poll_timeout).await {
+                Ok(known) => return known,
+                Err(error) => {
+                    tracing::debug!(worker = self.member().name, error, "a worker cannot be reached yet");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(self.clocks.retry_cap);
+                }
+            }
+        }
+    }
+
+    async fn join(&self, known: &Known) {
+        let member = self.member();
+        member.set_known(known.clone());
+        member.set_reachable(true);
+        tracing::info!(worker = member.name, role = ?known.info.role, kv_tokens = known.info.kv_tokens, "a worker joined");
+        self.core.tell(Event::WorkerJoined(known.info.clone())).await;
+    }
+
+    /// Asks for a sign of life at every tick, and follows the engine into new lives.
+    async fn probe(&self, lives: watch::Sender<Known>, mut known: Known) {
+        let mut ticks = tokio::time::interval(self.clocks.probe_every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // After a missed probe the life may be another one.
+        let mut certain = true;
+        loop {
+            ticks.tick().await;
+            let sign = self.sign_of_life(&known, certain).await;
+            self.member().set_reachable(sign.is_ok());
+            let found = match sign {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::debug!(worker = self.member().name, error, "a probe was not answered");
+                    certain = false;
+                    self.report(None, false).await;
+                    continue;
+                }
+            };
+            certain = true;
+            self.report(Some(found.info.epoch), true).await;
+            if found != known {
+                self.follow_into(&found, &known).await;
+                lives.send_replace(found.clone());
+                known = found;
+            }
+        }
+    }
+
+    /// The core learns of a new life by its epoch; only an engine that came back as another one joins anew.
+    async fn follow_into(&self, found: &Known, known: &Known) {
+        let mut same_life = found.info.clone();
+        same_life.epoch = known.info.epoch;
+        tracing::info!(worker = self.member().name, epoch = %found.info.epoch, "a worker has a new life");
+        if same_life == known.info {
+            self.member().set_known(found.clone());
+        } else {
+            self.join(found).await;
+        }
+    }
+
+    async fn report(&self, epoch: Option<BootEpoch>, alive: bool) {
+        self.core
+            .tell(Event::Health(HealthReport {
+                worker: self.worker,
+                epoch,
+                alive,
+            }))
+            .await;
+    }
+
+    /// The embedded worker names its life in every answer. vLLM does not: its `/health` is the sign, and who it is is
+    /// asked again where its life is not certain.
+    async fn sign_of_life(&self, known: &Known, certain: bool) -> Result<Known, String> {
+        let timeout = self.clocks.probe_timeout;
+        let member = self.member();
+        if member.spec.kind == EngineKind::Homing {
+            return discover(member, &self.upstream, timeout).await;
+        }
+        self.upstream.get(&member.uri("/health"), timeout).await?;
+        if certain {
+            return Ok(known.clone());
+        }
+        // Until it says who it is, its old cache must not be assumed.
+        discover(member, &self.upstream, self.clocks.poll_timeout).await
+    }
+
+    /// Reads the engine's figures at every tick; what it does not say is not reported.
+    async fn poll(&self) {
+        let mut ticks = tokio::time::interval(self.clocks.poll_every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let Ok(page) = self
+                .upstream
+                .get(&self.member().uri("/metrics"), self.clocks.poll_timeout)
+                .await
+            else {
+                continue;
+            };
+            let Some(known) = self.member().known() else { continue };
+            let metrics = Metrics::parse(&String::from_utf8_lossy(&page));
+            // Figures of a life that the probes have not met yet would be taken for those of the old one.
+            let other_life = known.info.epoch != BootEpoch::default()
+                && self.member().spec.kind == EngineKind::Vllm
+                && epoch_of(&metrics).is_some_and(|epoch| epoch != known.info.epoch);
+            if let Some(load) = load_of(self.worker, &metrics, known.info.kv_tokens).filter(|_| !other_life) {
+                self.core.tell(Event::Load(load)).await;
+            }
+        }
+    }
+
+    /// Follows the KV events of each life.
+    async fn follow(&self, life: &mut watch::Receiver<Known>, resyncs: &mut mpsc::Receiver<Resync>) {
+        loop {
+            let known = life.borrow_and_update().clone();
+            tokio::select! {
+                () = self.feed(&known).run(resyncs) => {}
+                changed = life.changed() => if changed.is_err() {
+                    return;
+                },
+            }
+        }
+    }
+
+    fn feed(&self, known: &Known) -> Feed {
+        let blocks = known.info.kv_tokens / ENGINE_BLOCK_MIN * MAPPED_FACTOR;
+        let capacity = usize::try_from(blocks.clamp(MAPPED_MIN, MAPPED_MAX)).unwrap_or(usize::MAX);
+        Feed {
+            worker: self.worker,
+            epoch: known.info.epoch,
+            endpoints: known.endpoints.clone(),
+            core: self.core.clone(),
+            telemetry: Arc::clone(&self.telemetry),
+            mapping: HashMapping::new(self.block_size, capacity),
+            next: 0,
+            retry_cap: self.clocks.retry_cap,
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! The gateway as a whole: started from its configuration, stopped in bounded time.
+
+use crate::clock::Clock;
+use crate::config::{GatewayConfig, WorkerSpec};
+use crate::core_task::{CoreHandle, CoreTask, Message};
+use crate::engine::Watch;
+use crate::fleet::Fleet;
+use crate::recorder::Recorder;
+use crate::routes::routes;
+use crate::server::serve;
+use crate::shell::Shell;
+use crate::telemetry::Telemetry;
+use crate::tokenise::Tokeniser;
+use crate::turn_log::TurnLog;
+use crate::upstream::Upstream;
+use homing_model::{ModelSpec, OpenError, Vocabulary, default_cache_dir, open_vocabulary};
+use homing_router::Router;
+use homing_units::WorkerId;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::TcpListener;
+use tokio::sync::{broadcast, mpsc};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Turns that a follower may be behind before it misses some.
+const TURN_LOGS: usize = 1_024;
+/// Replays that wait for one worker: a second one while one is under way is refused.
+const RESYNCS: usize = 1;
+/// How long the end of a request's task may take once it is not waited for any longer.
+const ABANDON_GRACE: Duration = Duration::from_millis(500);
+
+/// Why the gateway did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on `{address}`: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// A setting makes no sense.
+    #[error("{0}")]
+    Config(String),
+    /// The recording cannot be written.
+    #[error("cannot record to `{path}`: {error}")]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+}
+
+/// A running gateway. Dropped without [`Gateway::shutdown`] it stops at once.
+pub struct Gateway {
+    address: SocketAddr,
+    turns: broadcast::Sender<TurnLog>,
+    stop: CancellationToken,
+    abandon: CancellationToken,
+    flights: TaskTracker,
+    connections: TaskTracker,
+    server: JoinHandle<()>,
+    watches: Vec<JoinHandle<()>>,
+    core: JoinHandle<()>,
+    drain: Duration,
+}
+
+impl Gateway {
+    /// Starts. Workers need not be there yet.
+    ///
+    /// # Errors
+    /// The configuration makes no sense, the tokenizer's model cannot be opened, the address is taken, or the recording
+    /// cannot be written.
+    pub async fn start(config: GatewayConfig) -> Result<Self, GatewayError> {
+        check(&config)?;
+        let vocabulary = open_tokenizer(&config).await?;
+        let listen = |error| GatewayError::Listen {
+            address: config.listen,
+            error,
+        };
+        let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        let clock = Clock::start();
+        let fleet = Arc::new(Fleet::new(&config.workers));
+        let upstream = Upstream::new();
+        let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet)));
+        let (core, messages) = CoreHandle::channel();
+        let watch = |worker| Watch {
+            worker,
+            fleet: Arc::clone(&fleet),
+            upstream: upstream.clone(),
+            core: core.clone(),
+            telemetry: Arc::clone(&telemetry),
+            clocks: config.clocks.clone(),
+            block_size: config.router.block_size,
+        };
+        let mut resyncs = HashMap::new();
+        let mut watches = Vec::new();
+        for member in fleet.members() {
+            let (sender, orders) = mpsc::channel(RESYNCS);
+            resyncs.insert(member.id, sender);
+            watches.push(tokio::spawn(watch(member.id).run(orders)));
+        }
+        let recorder = recorder(&config)?;
+        let core_task = start_core(&config, clock, &telemetry, resyncs, recorder, messages);
+        let tokeniser = match vocabulary {
+            Some(vocabulary) => Tokeniser::of_vocabulary(vocabulary),
+            None => Tokeniser::of_engines(Arc::clone(&fleet), upstream.clone()),
+        };
+        let (turns, _) = broadcast::channel(TURN_LOGS);
+        let shell = Arc::new(Shell {
+            core,
+            fleet,
+            upstream,
+            telemetry,
+            tokeniser,
+            clock,
+            block_size: config.router.block_size,
+            default_output_tokens: config.limits.default_output_tokens.max(1),
+            client_stall: config.clocks.client_stall,
+            turns: turns.clone(),
+            abandon: CancellationToken::new(),
+            flights: TaskTracker::new(),
+            life: life(),
+            requests: AtomicU64::new(0),
+        });
+        let (stop, connections) = (CancellationToken::new(), TaskTracker::new());
+        let (abandon, flights) = (shell.abandon.clone(), shell.flights.clone());
+        let routes = routes(shell, config.limits.body_bytes);
+        let server = serve(
+            listener,
+            routes,
+            config.limits.connections,
+            stop.clone(),
+            connections.clone(),
+        );
+        let server = tokio::spawn(server);
+        let drain = config.clocks.drain;
+        Ok(Self {
+            address,
+            turns,
+            stop,
+            abandon,
+            flights,
+            connections,
+            server,
+            watches,
+            core: core_task,
+            drain,
+        })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A line for each turn that ends from now on. A follower that falls far behind misses some and is told so.
+    #[must_use]
+    pub fn turns(&self) -> broadcast::Receiver<TurnLog> {
+        self.turns.subscribe()
+    }
+
+    /// Stops: takes no new connections, lets requests under way end for a bounded time, tells the others.
+    pub async fn shutdown(mut self) {
+        self.stop.cancel();
+        self.flights.close();
+        self.connections.close();
+        let drained = async {
+            self.flights.wait().await;
+            self.connections.wait().await;
+        };
+        if tokio::time::timeout(self.drain, drained).await.is_err() {
+            self.abandon.cancel();
+            let ended = async {
+                self.flights.wait().await;
+                self.connections.wait().await;
+            };
+            if tokio::time::timeout(ABANDON_GRACE, ended).await.is_err() {
+                tracing::warn!(
+                    requests = self.flights.len(),
+                    "some clients did not take their last bytes"
+                );
+            }
+        }
+        for watch in &self.watches {
+            watch.abort();
+        }
+        // The last handles of the core go with the server's routes and the watches; then it ends by itself.
+        self.server.abort();
+        for watch in self.watches.drain(..) {
+            drop(watch.await);
+        }
+        drop((&mut self.server).await);
+        if tokio::time::timeout(ABANDON_GRACE, &mut self.core).await.is_err() {
+            tracing::warn!("the core was stopped with requests under way");
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.abandon.cancel();
+        self.server.abort();
+        self.core.abort();
+        for watch in &self.watches {
+            watch.abort();
+        }
+    }
+}
+
+fn start_core(
+    config: &GatewayConfig,
+    clock: Clock,
+    telemetry: &Arc<Telemetry>,
+    resyncs: HashMap<WorkerId, mpsc::Sender<crate::engine::Resync>>,
+    recorder: Option<Recorder>,
+    messages: mpsc::Receiver<Message>,
+) -> JoinHandle<()> {
+    let core = CoreTask {
+        router: Router::new(config.router.clone()),
+        clock,
+        flights: HashMap::new(),
+        resyncs,
+        recorder,
+        telemetry: Arc::clone(telemetry),
+        decisions: VecDeque::new(),
+        decisions_max: config.limits.decisions,
+    };
+    tokio::spawn(core.run(messages))
+}
+
+/// Opens the vocabulary on the blocking pool: a model may have to be fetched.
+async fn open_tokenizer(config: &GatewayConfig) -> Result<Option<Arc<Vocabulary>>, GatewayError> {
+    let Some(name) = config.tokenizer.clone() else {
+        return Ok(None);
+    };
+    let opened = tokio::task::spawn_blocking(move || {
+        let spec: ModelSpec = name.parse().map_err(|error: OpenError| error.to_string())?;
+        open_vocabulary(&spec, &default_cache_dir()).map_err(|error| error.to_string())
+    });
+    let (vocabulary, warning) = opened
+        .await
+        .map_err(|error| error.to_string())
+        .flatten()
+        .map_err(|error| GatewayError::Config(format!("the tokenizer cannot be opened: {error}")))?;
+    if let Some(warning) = warning {
+        tracing::warn!(warning, "tokenizer");
+    }
+    Ok(Some(Arc::new(vocabulary)))
+}
+
+fn recorder(config: &GatewayConfig) -> Result<Option<Recorder>, GatewayError> {
+    let Some(path) = &config.record else { return Ok(None) };
+    let recorder = Recorder::create(path, &config.router);
+    recorder.map(Some).map_err(|error| GatewayError::Record {
+        path: path.clone(),
+        error,
+    })
+}
+
+fn check(config: &GatewayConfig) -> Result<(), GatewayError> {
+    let wrong = |message: String| Err(GatewayError::Config(message));
+    let block_size = config.router.block_size;
+    if !(1..=4_096).contains(&block_size) {
+        return wrong(format!("`block_size` is `{block_size}`, expected 1 to 4096 tokens"));
+    }
+    let mut names = HashSet::new();
+    for member in Fleet::new(&config.workers).members() {
+        let WorkerSpec { url, .. } = &member.spec;
+        let uri: Option<http::Uri> = url.parse().ok();
+        if !uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {
+            return wrong(format!(
+                "the worker `{url}` has no usable address, expected such as `http://127.0.0.1:8000`"
+            ));
+        }
+        if !names.insert(member.name.clone()) {
+            return wrong(format!(
+                "two workers are called `{}`, expected each name once",
+                member.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Differs between two lives of the gateway, as far as 32 bits of the clock can.
+fn life() -> u32 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Only the low bits change from start to start.
+    u32::try_from((now.as_micros() >> 8) & u128::from(u32::MAX)).unwrap_or_default()
+}

@@ -1,0 +1,11 @@
+//! A client's request from its bytes to its end: read, planned by the core, sent to engines, answered.
+
+pub(crate) mod client;
+mod exactness;
+pub(crate) mod flight;
+pub(crate) mod intake;
+mod leg;
+pub(crate) mod legs;
+pub(crate) mod session;
+mod transcript;
+mod whole;

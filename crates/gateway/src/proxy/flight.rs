@@ -1,0 +1,516 @@
+//! One request on its way: a task that does what the core says about it, and says what came of it.
+//!
+//! It is one loop over a closed set of news: a command of the core, the client's end, the prefill leg, the decode leg.
+//! It owns both legs, so that whatever ends the request ends them. It decides nothing: whether a failed leg is tried
+//! again, where, and whether the client is told is the core's answer to [`Event::LegFailed`].
+
+use super::client::{Client, Flow, Head, RouteHeaders};
+use super::intake::TurnRequest;
+use super::leg::{DecodeLeg, DecodeNews, LegRequest, PrefillAnswer, PrefillLeg};
+use super::legs::LegPrompt;
+use super::transcript::Transcript;
+use super::whole::Whole;
+use crate::core_task::Command;
+use crate::error::{Rejection, path_name};
+use crate::shell::Shell;
+use crate::turn_log::TurnLog;
+use crate::upstream::{Answer, LegError, cause_of};
+use bytes::{Bytes, BytesMut};
+use homing_router::action::{Decision, Dispatch, KvUse, RouteError};
+use homing_router::event::{Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume};
+use homing_units::{Instant, RequestId, WorkerId};
+use homing_wire::sse;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// A request on its way.
+pub(crate) struct Flight {
+    shell: Arc<Shell>,
+    request: Arc<TurnRequest>,
+    commands: mpsc::Receiver<Command>,
+    client: Client,
+    decision: Option<Box<Decision>>,
+    attempt: Attempt,
+    transcript: Transcript,
+    /// Collects the answer of a client that asked for no stream.
+    whole: Option<Whole>,
+    /// The last refusal of an engine, to be passed on where the core ends the request with it.
+    refusal: Option<Answer>,
+    first_token: Option<Instant>,
+    reported_cached_tokens: Option<u32>,
+    output_tokens: u32,
+    /// How the request ended; it goes on until the client has taken what is pending.
+    ending: Option<Ending>,
+}
+
+/// One plan's legs.
+struct Attempt {
+    number: u32,
+    prompt: LegPrompt,
+    /// Whether it continues an answer that the client has a part of.
+    continues: bool,
+    /// The prefill leg's parameters: taken by the decode leg of the same attempt, once.
+    params: Option<Bytes>,
+    prefill: Option<PrefillLeg>,
+    decode: Option<DecodeLeg>,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Ending {
+    /// The error's code, `None` where all went well.
+    error: Option<String>,
+}
+
+/// What a flight waits for.
+enum News {
+    Command(Option<Command>),
+    Flow(Flow),
+    Prefill(Result<PrefillAnswer, LegError>),
+    Decode(DecodeNews),
+    /// The gateway does not wait for it any longer.
+    Abandoned,
+}
+
+impl Flight {
+    pub(crate) fn new(
+        shell: Arc<Shell>,
+        request: Arc<TurnRequest>,
+        commands: mpsc::Receiver<Command>,
+        client: Client,
+    ) -> Self {
+        let prompt = LegPrompt::original(request.endpoint, Arc::clone(&request.body));
+        let attempt = Attempt {
+            number: 0,
+            prompt,
+            continues: false,
+            params: None,
+            prefill: None,
+            decode: None,
+        };
+        let transcript = Transcript::new(request.endpoint, request.edit, &request.model, request.blocker);
+        Self {
+            whole: (!request.stream).then(|| Whole::new(request.endpoint)),
+            shell,
+            request,
+            commands,
+            client,
+            decision: None,
+            attempt,
+            transcript,
+            refusal: None,
+            first_token: None,
+            reported_cached_tokens: None,
+            output_tokens: 0,
+            ending: None,
+        }
+    }
+
+    /// Runs the request to its end. When it returns the core knows the end and no leg is left.
+    pub(crate) async fn run(mut self) -> TurnLog {
+        loop {
+            if self.ending.is_some() && !self.client.is_blocked() {
+                break;
+            }
+            match self.news().await {
+                News::Command(Some(command)) => self.obey(command).await,
+                News::Command(None) => self.reject(&Rejection::internal()),
+                News::Flow(Flow::Taken) => {}
+                News::Flow(Flow::Gone) => {
+                    self.client_gone().await;
+                    break;
+                }
+                News::Prefill(answer) => self.prefill_answered(answer).await,
+                News::Decode(news) => self.decode_said(news).await,
+                News::Abandoned => {
+                    self.tell(Event::ClientGone(self.request.id)).await;
+                    self.reject(&Rejection::shutting_down());
+                }
+            }
+        }
+        self.client.end();
+        self.log()
+    }
+
+    async fn news(&mut self) -> News {
+        let ended = self.ending.is_some();
+        let Attempt { prefill, decode, .. } = &mut self.attempt;
+        let blocked = self.client.is_blocked();
+        tokio::select! {
+            biased;
+            flow = self.client.flow() => News::Flow(flow),
+            command = self.commands.recv(), if !ended => News::Command(command),
+            () = self.shell.abandon.cancelled(), if !ended => News::Abandoned,
+            answer = answer_of(prefill), if prefill.is_some() => News::Prefill(answer),
+            news = news_of(decode), if decode.is_some() && !blocked => News::Decode(news),
+        }
+    }
+
+    async fn obey(&mut self, command: Command) {
+        match command {
+            Command::Decided(decision) => self.decision = Some(decision),
+            Command::Dispatch(dispatch) => self.dispatch(dispatch).await,
+            Command::Cancel(leg) => self.cancel(leg).await,
+            Command::Reject(error) => self.end_with(error),
+        }
+    }
+
+    async fn dispatch(&mut self, dispatch: Dispatch) {
+        if dispatch.leg.attempt != self.attempt.number {
+            self.begin_attempt(dispatch.leg.attempt);
+        }
+        match dispatch.leg.leg {
+            Leg::Prefill => {
+                let request = self.leg_request(dispatch, self.attempt.prompt.prefill_body());
+                self.attempt.prefill = Some(PrefillLeg::send(self.shell.upstream.clone(), request));
+            }
+            Leg::Decode => {
+                let params = self.attempt.params.take();
+                if matches!(dispatch.kv, KvUse::Import { .. }) && params.is_none() {
+                    let detail = "the prefill leg left no parameters";
+                    return self
+                        .leg_failed(dispatch.leg, &LegError::new(FailureCause::Transfer, detail))
+                        .await;
+                }
+                let body = self.attempt.prompt.decode_body(params);
+                let request = self.leg_request(dispatch, body);
+                self.transcript.begin_leg(self.attempt.continues);
+                self.attempt.decode = Some(DecodeLeg::send(self.shell.upstream.clone(), request));
+            }
+        }
+    }
+
+    /// A new plan: what the earlier one had under way is dropped, and so are its parameters.
+    fn begin_attempt(&mut self, number: u32) {
+        let continues = self.client.is_streaming();
+        let prompt = if continues {
+            let tokens = [&self.request.tokens[..], self.transcript.sent()].concat();
+            LegPrompt::continued(&self.request.body, &tokens, self.tokens_left())
+        } else {
+            LegPrompt::original(self.request.endpoint, Arc::clone(&self.request.body))
+        };
+        if let Some(whole) = &mut self.whole {
+            *whole = Whole::new(self.request.endpoint);
+        }
+        self.attempt = Attempt {
+            number,
+            prompt,
+            continues,
+            params: None,
+            prefill: None,
+            decode: None,
+        };
+    }
+
+    fn leg_request(&self, dispatch: Dispatch, body: Bytes) -> LegRequest {
+        let Dispatch { leg, worker, kv } = dispatch;
+        let uri = self.shell.fleet.uri(worker, self.attempt.prompt.endpoint().path());
+        LegRequest {
+            leg,
+            kv,
+            uri,
+            headers: self.request.leg_headers(leg),
+            body,
+        }
+    }
+
+    /// Gives a leg up. The core waits for a decode leg to say how much of its answer reached the client.
+    async fn cancel(&mut self, leg: LegId) {
+        if self.attempt.prefill.as_ref().is_some_and(|prefill| prefill.leg == leg) {
+            self.attempt.prefill = None;
+        }
+        if self.attempt.decode.as_ref().is_some_and(|decode| decode.leg == leg) {
+            // Why it ended is the core's own doing; the cause here says nothing to it.
+            self.leg_failed(leg, &LegError::new(FailureCause::Engine, "given up"))
+                .await;
+        }
+    }
+
+    async fn prefill_answered(&mut self, answer: Result<PrefillAnswer, LegError>) {
+        let Some(PrefillLeg { leg, .. }) = self.attempt.prefill.take() else {
+            return;
+        };
+        match answer {
+            Ok(PrefillAnswer { params, cached_tokens }) => {
+                self.attempt.params = Some(params);
+                self.tell(Event::PrefillDone { leg, cached_tokens }).await;
+            }
+            Err(error) => self.leg_failed(leg, &error).await,
+        }
+    }
+
+    async fn decode_said(&mut self, news: DecodeNews) {
+        let Some((leg, kv)) = self.attempt.decode.as_ref().map(|decode| (decode.leg, decode.kv)) else {
+            return;
+        };
+        match news {
+            DecodeNews::Events { data, done } => {
+                let mut piece = BytesMut::new();
+                let mut fault = None;
+                for data in &data {
+                    if let Err(error) = self.take_chunk(leg, kv, data, &mut piece).await {
+                        fault = Some(error);
+                        break;
+                    }
+                }
+                self.client.push(piece.freeze());
+                match fault {
+                    Some(error) => self.leg_failed(leg, &error).await,
+                    None if done => self.finished(leg).await,
+                    None => {}
+                }
+            }
+            // All that was asked for is there; only the mark after it is missing.
+            DecodeNews::Failed(_) if self.transcript.leg_has_ended() => self.finished(leg).await,
+            DecodeNews::Failed(error) => self.leg_failed(leg, &error).await,
+        }
+    }
+
+    async fn take_chunk(&mut self, leg: LegId, kv: KvUse, data: &Bytes, piece: &mut BytesMut) -> Result<(), LegError> {
+        let taken = self.transcript.take(data, self.attempt.continues).map_err(|fault| {
+            // An import that fails is reported inside the stream, where its head was sent before.
+            let early = fault.cause == FailureCause::Engine && !self.transcript.leg_has_output();
+            let cause = if early {
+                cause_of(http::StatusCode::INTERNAL_SERVER_ERROR, kv)
+            } else {
+                fault.cause
+            };
+            LegError::new(cause, fault.detail)
+        })?;
+        if taken.is_first_output {
+            self.first_token.get_or_insert(self.shell.clock.now());
+            self.tell(Event::FirstToken { leg }).await;
+        }
+        let Some(chunk) = taken.for_client else { return Ok(()) };
+        match &mut self.whole {
+            Some(whole) => whole.take(&chunk),
+            None => {
+                let headers = self.route_headers();
+                self.client.begin_stream(|| headers);
+                piece.extend_from_slice(&sse::encode_data(&chunk));
+            }
+        }
+        Ok(())
+    }
+
+    async fn finished(&mut self, leg: LegId) {
+        let (cached_tokens, output_tokens) = self.transcript.leg_usage();
+        self.reported_cached_tokens = cached_tokens;
+        self.attempt.decode = None;
+        // The core hears of the end before the client does: the client's next turn must find this one ended.
+        self.tell(Event::Finished {
+            leg,
+            usage: LegUsage {
+                cached_tokens,
+                output_tokens,
+            },
+        })
+        .await;
+        self.finish_answer();
+    }
+
+    /// Gives the client the end of its answer.
+    fn finish_answer(&mut self) {
+        let (_, of_leg) = self.transcript.leg_usage();
+        self.output_tokens = of_leg + self.transcript.before();
+        let headers = self.route_headers();
+        match self.whole.take() {
+            Some(whole) => self.client.answer(Head::Whole(headers, whole.finish())),
+            None => {
+                self.client.begin_stream(|| headers);
+                self.client.push(sse::DONE_EVENT);
+            }
+        }
+        self.ending = Some(Ending { error: None });
+    }
+
+    async fn leg_failed(&mut self, leg: LegId, error: &LegError) {
+        tracing::debug!(request = %self.request.id, ?leg, cause = ?error.cause, detail = error.detail, "a leg failed");
+        match leg.leg {
+            Leg::Prefill => self.attempt.prefill = None,
+            Leg::Decode => self.attempt.decode = None,
+        }
+        if leg.leg == Leg::Decode && self.lacks_only_its_end() {
+            return self.end_in_place(leg).await;
+        }
+        if error.cause == FailureCause::Invalid {
+            self.refusal.clone_from(&error.answer);
+        }
+        let resume = self.resume();
+        self.tell(Event::LegFailed(LegFailure {
+            leg,
+            cause: error.cause,
+            resume,
+        }))
+        .await;
+    }
+
+    /// Whether the client has every token it asked for, so that a new leg would have nothing to generate.
+    fn lacks_only_its_end(&self) -> bool {
+        self.client.is_streaming() && self.transcript.blocker().is_none() && self.tokens_left() == 0
+    }
+
+    async fn end_in_place(&mut self, leg: LegId) {
+        for chunk in self.transcript.closing_chunks(self.request.prompt.tokens) {
+            self.client.push(sse::encode_data(&chunk));
+        }
+        self.finished(leg).await;
+    }
+
+    fn tokens_left(&self) -> u32 {
+        let sent = u32::try_from(self.transcript.sent().len()).unwrap_or(u32::MAX);
+        self.request.output_limit.saturating_sub(sent)
+    }
+
+    fn resume(&self) -> Resume {
+        if !self.client.is_streaming() {
+            return Resume::Start;
+        }
+        if let Some(blocker) = self.transcript.blocker() {
+            tracing::info!(request = %self.request.id, blocker, "a broken answer cannot be continued exactly");
+            return Resume::Impossible;
+        }
+        let max_output_tokens = self.tokens_left();
+        Resume::After {
+            prompt: self.request.prompt_with(self.transcript.sent()),
+            max_output_tokens,
+        }
+    }
+
+    /// The core ends the request.
+    fn end_with(&mut self, verdict: RouteError) {
+        let refusal = self
+            .refusal
+            .take()
+            .filter(|_| verdict == RouteError::Refused && !self.client.is_streaming());
+        let Some(answer) = refusal else {
+            let (prompt, output) = (self.request.prompt.tokens, self.request.output_tokens);
+            return self.reject(&Rejection::of_route(verdict, prompt, output));
+        };
+        self.drop_legs();
+        self.client.answer(Head::Refused(self.route_headers(), answer));
+        self.ending = Some(Ending {
+            error: Some(verdict.kind().to_owned()),
+        });
+    }
+
+    /// Tells the client of an error: as the answer, or as the last event of its stream.
+    fn reject(&mut self, rejection: &Rejection) {
+        self.drop_legs();
+        if self.client.is_streaming() {
+            self.client.push(rejection.event());
+        } else {
+            self.client
+                .answer(Head::Rejected(self.route_headers(), rejection.clone()));
+        }
+        self.ending = Some(Ending {
+            error: Some(rejection.code().to_owned()),
+        });
+    }
+
+    async fn client_gone(&mut self) {
+        self.drop_legs();
+        if self.ending.is_none() {
+            self.tell(Event::ClientGone(self.request.id)).await;
+            self.ending = Some(Ending {
+                error: Some("client_gone".to_owned()),
+            });
+        }
+    }
+
+    fn drop_legs(&mut self) {
+        self.attempt.prefill = None;
+        self.attempt.decode = None;
+        self.attempt.params = None;
+    }
+
+    /// Tells the core. The future does not borrow the flight: its legs cannot be shared between threads.
+    fn tell(&self, event: Event) -> impl Future<Output = ()> + use<> {
+        let core = self.shell.core.clone();
+        async move { core.tell(event).await }
+    }
+
+    fn route_headers(&self) -> RouteHeaders {
+        let decision = self.decision.as_deref();
+        RouteHeaders {
+            request: self.shell.request_name(self.request.id),
+            session: self.session_name(),
+            path: decision.map(|decision| decision.path.as_str()),
+            worker: decision.map(|decision| self.worker_name(decision.decode)),
+            cached_tokens: decision.map(|decision| decision.expected_cached_tokens),
+        }
+    }
+
+    fn session_name(&self) -> Option<String> {
+        let of_core = || self.decision.as_ref().map(|decision| decision.session.to_string());
+        self.request.session.name.clone().or_else(of_core)
+    }
+
+    fn worker_name(&self, worker: WorkerId) -> String {
+        self.shell.fleet.name(worker)
+    }
+
+    fn log(&self) -> TurnLog {
+        let decision = self.decision.as_deref();
+        let since = |instant: Instant| instant.saturating_since(self.request.received);
+        let expected = decision.map_or(0, |decision| decision.expected_cached_tokens);
+        let log = TurnLog {
+            request: self.shell.request_name(self.request.id),
+            session: self.session_name().unwrap_or_default(),
+            turn_index: decision.map_or(0, |decision| decision.turn_index),
+            path: decision.map(|decision| decision.path),
+            worker: decision.map(|decision| self.worker_name(decision.decode)),
+            prefill_worker: decision
+                .and_then(|decision| decision.prefill)
+                .map(|worker| self.worker_name(worker)),
+            cached_tokens: self.reported_cached_tokens.unwrap_or(expected),
+            prompt_tokens: self.request.prompt.tokens,
+            output_tokens: self.output_tokens,
+            replans: decision.map_or(0, |decision| decision.attempt),
+            ttft: self.first_token.map(since),
+            latency: since(self.shell.clock.now()),
+            error: self.ending.as_ref().and_then(|ending| ending.error.clone()),
+        };
+        self.shell
+            .telemetry
+            .turn_ended(&log, expected, self.reported_cached_tokens);
+        tracing::info!(
+            request = log.request,
+            session = log.session,
+            path = path_name(log.path),
+            worker = log.worker,
+            prompt_tokens = log.prompt_tokens,
+            cached_tokens = log.cached_tokens,
+            error = log.error,
+            "turn"
+        );
+        log
+    }
+}
+
+/// The request's id, for the supervisor of a flight.
+pub(crate) async fn supervised(shell: Arc<Shell>, id: RequestId, flight: Flight) {
+    // A broken assertion fails this request: the core must still learn that it is over.
+    let task = tokio::spawn(flight.run());
+    match task.await {
+        Ok(log) => shell.publish(log),
+        Err(error) => {
+            tracing::error!(request = %id, %error, "the task of a request broke");
+            shell.core.tell(Event::ClientGone(id)).await;
+        }
+    }
+}
+
+async fn answer_of(prefill: &mut Option<PrefillLeg>) -> Result<PrefillAnswer, LegError> {
+    match prefill {
+        Some(prefill) => prefill.answer().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn news_of(decode: &mut Option<DecodeLeg>) -> DecodeNews {
+    match decode {
+        Some(decode) => decode.news().await,
+        None => std::future::pending().await,
+    }
+}

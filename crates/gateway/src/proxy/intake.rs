@@ -1,0 +1,210 @@
+//! From a client's bytes to a turn: validated, tokenised, hashed; everything that can be wrong with it found before the
+//! core hears of it.
+
+use super::exactness::{Blocker, blocker};
+use super::legs::Endpoint;
+use super::session::{SessionName, session_of};
+use crate::error::Rejection;
+use crate::shell::Shell;
+use crate::tokenise::{Text, encode};
+use bytes::Bytes;
+use homing_kv::Prompt;
+use homing_model::Vocabulary;
+use homing_router::event::{Leg, LegId, Turn};
+use homing_units::{Instant, RequestId};
+use homing_wire::openai::{AnswerEdit, ApiError, Body, ChatRequest, CompletionRequest, GenerationParams, PromptInput};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use std::sync::Arc;
+
+/// Headers of the client that its legs carry on: who it is, and the trace it belongs to.
+const FORWARDED: [HeaderName; 3] = [
+    header::AUTHORIZATION,
+    HeaderName::from_static("traceparent"),
+    HeaderName::from_static("tracestate"),
+];
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A client's request, ready to be planned.
+#[derive(Debug)]
+pub(crate) struct TurnRequest {
+    pub(crate) id: RequestId,
+    /// Its name, in headers and logs.
+    pub(crate) name: String,
+    pub(crate) received: Instant,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) body: Arc<Body>,
+    pub(crate) model: String,
+    pub(crate) session: SessionName,
+    pub(crate) tokens: Arc<[u32]>,
+    pub(crate) prompt: Prompt,
+    block_size: u32,
+    /// Tokens to generate at most, as the core books them.
+    pub(crate) output_tokens: u32,
+    /// Tokens to generate at most, as the engine stops.
+    pub(crate) output_limit: u32,
+    pub(crate) stream: bool,
+    /// What the router asks engines for and the client did not.
+    pub(crate) edit: AnswerEdit,
+    /// Why a broken answer to it cannot go on elsewhere, whatever was sent.
+    pub(crate) blocker: Option<Blocker>,
+    headers: HeaderMap,
+}
+
+/// What is known of a request before its tokens are.
+struct Parsed {
+    body: Body,
+    session: SessionName,
+    params: GenerationParams,
+    text: Text,
+    /// Where the router has the model's vocabulary, or the client sent tokens.
+    tokens: Option<Vec<u32>>,
+}
+
+impl TurnRequest {
+    /// Reads and tokenises a request.
+    ///
+    /// # Errors
+    /// It is malformed, names a model that is not served, or cannot be tokenised.
+    pub(crate) async fn read(
+        shell: &Shell,
+        endpoint: Endpoint,
+        headers: HeaderMap,
+        bytes: Bytes,
+    ) -> Result<Self, Rejection> {
+        let received = shell.clock.now();
+        let vocabulary = shell.tokeniser.vocabulary();
+        let legs = forwarded(&headers);
+        let parse = move || parse(endpoint, &headers, &bytes, vocabulary.as_deref());
+        let parsed = shell.tokeniser.heavy(parse).await?;
+        let model = shell.fleet.served_model(parsed.params.model.as_deref())?;
+        let tokens = match parsed.tokens {
+            Some(tokens) => tokens,
+            None => shell.tokeniser.ask(&parsed.text).await?,
+        };
+        if tokens.is_empty() {
+            return Err(ApiError::invalid("the prompt has no tokens, expected one or more").into());
+        }
+        let room = shell
+            .fleet
+            .longest_context()
+            .map_or(u32::MAX, |context| context.saturating_sub(length(&tokens)));
+        let Parsed {
+            body, session, params, ..
+        } = parsed;
+        let id = shell.next_request();
+        Ok(Self {
+            id,
+            name: shell.request_name(id),
+            received,
+            endpoint,
+            blocker: blocker(&body, shell.fleet.parses_output()),
+            body: Arc::new(body),
+            model,
+            session,
+            prompt: Prompt::of_tokens(&tokens, shell.block_size),
+            tokens: tokens.into(),
+            block_size: shell.block_size,
+            // A client without a limit means the context; booking all of it would keep everybody else out.
+            output_tokens: params
+                .max_tokens
+                .unwrap_or_else(|| room.clamp(1, shell.default_output_tokens)),
+            output_limit: params.max_tokens.unwrap_or(room).max(1),
+            stream: params.stream,
+            edit: AnswerEdit {
+                drop_token_ids: !params.return_token_ids,
+                // An answer without a stream always has its usage.
+                drop_usage: params.stream && !params.include_usage,
+                drop_transfer_params: true,
+            },
+            headers: legs,
+        })
+    }
+
+    /// The turn as the core sees it.
+    pub(crate) fn turn(&self) -> Turn {
+        Turn {
+            request: self.id,
+            session: self.session.hint,
+            prompt: self.prompt.clone(),
+            max_output_tokens: self.output_tokens,
+        }
+    }
+
+    /// The prompt with tokens of the answer after it.
+    pub(crate) fn prompt_with(&self, sent: &[u32]) -> Prompt {
+        Prompt::of_tokens(&[&self.tokens[..], sent].concat(), self.block_size)
+    }
+
+    /// The headers of a leg. Its id differs from every other leg's: engines key their requests by it.
+    pub(crate) fn leg_headers(&self, leg: LegId) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        let kind = match leg.leg {
+            Leg::Prefill => 'p',
+            Leg::Decode => 'd',
+        };
+        let id = HeaderValue::try_from(format!("{}-{}{kind}", self.name, leg.attempt));
+        headers.insert(REQUEST_ID, id.expect("digits, letters and dashes are a header value"));
+        headers
+    }
+}
+
+fn parse(
+    endpoint: Endpoint,
+    headers: &HeaderMap,
+    bytes: &Bytes,
+    vocabulary: Option<&Vocabulary>,
+) -> Result<Parsed, ApiError> {
+    let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
+    let session = session_of(headers, &body)?;
+    let (params, text) = text_of(endpoint, &body)?;
+    let tokens = match (&text, vocabulary) {
+        (Text::Tokens(tokens), _) => Some(tokens.clone()),
+        (_, Some(vocabulary)) => Some(encode(vocabulary, &text)?),
+        (_, None) => None,
+    };
+    Ok(Parsed {
+        body,
+        session,
+        params,
+        text,
+        tokens,
+    })
+}
+
+fn text_of(endpoint: Endpoint, body: &Body) -> Result<(GenerationParams, Text), ApiError> {
+    match endpoint {
+        Endpoint::Chat => {
+            let request = ChatRequest::from_body(body)?;
+            Ok((request.params, Text::Chat(body.clone())))
+        }
+        Endpoint::Completions => {
+            let request = CompletionRequest::from_body(body)?;
+            let text = match request.prompt {
+                PromptInput::Ids(tokens) => Text::Tokens(tokens),
+                PromptInput::Text(text) => Text::Prompt {
+                    text,
+                    add_special_tokens: flag_or(body, "add_special_tokens", true)?,
+                },
+            };
+            Ok((request.params, text))
+        }
+    }
+}
+
+fn flag_or(body: &Body, name: &str, default: bool) -> Result<bool, ApiError> {
+    Ok(body.read(name, "true or false")?.unwrap_or(default))
+}
+
+fn forwarded(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = HeaderMap::new();
+    for name in FORWARDED {
+        if let Some(value) = headers.get(&name) {
+            kept.insert(name, value.clone());
+        }
+    }
+    kept
+}
+
+fn length(tokens: &[u32]) -> u32 {
+    u32::try_from(tokens.len()).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,166 @@
+//! The two legs of an attempt as exchanges with engines. A leg that is dropped is cancelled: its connection closes.
+
+use crate::upstream::{LegError, Upstream, whole};
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use homing_router::action::KvUse;
+use homing_router::event::{FailureCause, LegId};
+use homing_wire::openai::AnswerView;
+use homing_wire::sse::SseDecoder;
+use http::{HeaderMap, Response};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+
+/// Where a leg goes and as what.
+#[derive(Clone, Debug)]
+pub(crate) struct LegRequest {
+    pub(crate) leg: LegId,
+    pub(crate) kv: KvUse,
+    pub(crate) uri: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+/// What a prefill leg answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PrefillAnswer {
+    /// Where the decode leg finds the KV, word for word.
+    pub(crate) params: Bytes,
+    /// Prompt tokens found in the cache, where the engine says so.
+    pub(crate) cached_tokens: Option<u32>,
+}
+
+/// A prefill leg under way.
+pub(crate) struct PrefillLeg {
+    pub(crate) leg: LegId,
+    answer: BoxFuture<'static, Result<PrefillAnswer, LegError>>,
+}
+
+impl PrefillLeg {
+    pub(crate) fn send(upstream: Upstream, request: LegRequest) -> Self {
+        let leg = request.leg;
+        Self {
+            leg,
+            answer: prefill(upstream, request).boxed(),
+        }
+    }
+
+    /// The answer; to be asked for once. Loses nothing when dropped before.
+    pub(crate) async fn answer(&mut self) -> Result<PrefillAnswer, LegError> {
+        (&mut self.answer).await
+    }
+}
+
+async fn prefill(upstream: Upstream, request: LegRequest) -> Result<PrefillAnswer, LegError> {
+    let response = upstream
+        .leg(request.uri, request.headers, request.body, request.kv)
+        .await?;
+    let answer = whole(response)
+        .await
+        .map_err(|error| LegError::new(FailureCause::Unreachable, error))?;
+    let view = AnswerView::parse(&answer.body).ok_or_else(|| {
+        LegError::new(
+            FailureCause::Engine,
+            "expected a completion as the prefill leg's answer",
+        )
+    })?;
+    if let Some(error) = view.error {
+        return Err(LegError::new(FailureCause::Engine, error.message));
+    }
+    // An engine without a connector, or one that had no room to hold the blocks, answers without parameters: a decode
+    // leg would find nothing to pull.
+    let params = view.kv_transfer_params.ok_or_else(|| {
+        LegError::new(
+            FailureCause::Transfer,
+            "expected `kv_transfer_params` in the prefill leg's answer, found none",
+        )
+    })?;
+    let cached_tokens = view.usage.as_ref().and_then(homing_wire::openai::Usage::cached_tokens);
+    Ok(PrefillAnswer { params, cached_tokens })
+}
+
+/// What a decode leg has to say.
+#[derive(Debug)]
+pub(crate) enum DecodeNews {
+    /// The data of events that came together; `done` where the stream's end is among them.
+    Events { data: Vec<Bytes>, done: bool },
+    /// It failed, or broke off without its end.
+    Failed(LegError),
+}
+
+/// A decode leg under way.
+pub(crate) struct DecodeLeg {
+    pub(crate) leg: LegId,
+    pub(crate) kv: KvUse,
+    phase: Phase,
+    decoder: SseDecoder,
+}
+
+enum Phase {
+    Opening(BoxFuture<'static, Result<Response<Incoming>, LegError>>),
+    Open(Incoming),
+}
+
+impl DecodeLeg {
+    pub(crate) fn send(upstream: Upstream, request: LegRequest) -> Self {
+        let LegRequest {
+            leg,
+            kv,
+            uri,
+            headers,
+            body,
+        } = request;
+        let opening = async move { upstream.leg(uri, headers, body, kv).await };
+        Self {
+            leg,
+            kv,
+            phase: Phase::Opening(opening.boxed()),
+            decoder: SseDecoder::default(),
+        }
+    }
+
+    /// What comes next. Loses nothing when dropped before.
+    pub(crate) async fn news(&mut self) -> DecodeNews {
+        loop {
+            match &mut self.phase {
+                Phase::Opening(response) => match response.await {
+                    Ok(response) => self.phase = Phase::Open(response.into_body()),
+                    Err(error) => return DecodeNews::Failed(error),
+                },
+                Phase::Open(body) => {
+                    let broke_off =
+                        |detail: String| DecodeNews::Failed(LegError::new(FailureCause::Unreachable, detail));
+                    let frame = match body.frame().await {
+                        Some(Ok(frame)) => frame,
+                        Some(Err(error)) => return broke_off(format!("the stream broke off: {error}")),
+                        None => return broke_off("the stream ended without its last event".to_owned()),
+                    };
+                    let Some(bytes) = frame.data_ref() else { continue };
+                    self.decoder.push(bytes);
+                    if let Some(news) = self.decoded() {
+                        return news;
+                    }
+                }
+            }
+        }
+    }
+
+    fn decoded(&mut self) -> Option<DecodeNews> {
+        let mut data = Vec::new();
+        loop {
+            match self.decoder.poll() {
+                Ok(Some(event)) if event.is_done() => return Some(DecodeNews::Events { data, done: true }),
+                Ok(Some(event)) => data.push(event.data),
+                Ok(None) if data.is_empty() => return None,
+                Ok(None) => return Some(DecodeNews::Events { data, done: false }),
+                Err(error) => {
+                    return Some(DecodeNews::Failed(LegError::new(
+                        FailureCause::Engine,
+                        error.to_string(),
+                    )));
+                }
+            }
+        }
+    }
+}

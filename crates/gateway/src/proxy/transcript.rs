@@ -1,0 +1,392 @@
+//! What an answer has been so far: which tokens the client has, under which id, and whether it could go on elsewhere.
+//!
+//! Engines' chunks go through here one by one. Those of the engine that began the answer pass word for word, less what
+//! only the router asked for; those of an engine that continues it are put into the form of the first one's.
+
+use super::exactness::Blocker;
+use super::legs::Endpoint;
+use bytes::Bytes;
+use homing_router::event::FailureCause;
+use homing_wire::openai::{AnswerEdit, AnswerView, Usage, edit_answer};
+use serde_json::{Value, json};
+
+/// The client's view of an answer, chunk by chunk.
+#[derive(Debug)]
+pub(crate) struct Transcript {
+    endpoint: Endpoint,
+    edit: AnswerEdit,
+    blocker: Option<Blocker>,
+    /// Id and time of the first chunk: the client knows the answer by them.
+    identity: Option<(String, u64)>,
+    /// The request's model, for chunks made here.
+    model: String,
+    /// Tokens whose text the client has.
+    sent: Vec<u32>,
+    /// Tokens since then, whose text an engine holds back (part of a character, say). A continuation makes them anew.
+    textless: Vec<u32>,
+    /// Tokens that earlier legs had sent; 0 for the leg that began the answer.
+    before: u32,
+    leg: LegState,
+}
+
+/// What the present leg has said.
+#[derive(Debug, Default)]
+struct LegState {
+    tokens: u32,
+    usage: Option<Usage>,
+    has_output: bool,
+    has_ended: bool,
+}
+
+/// What one chunk means.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Piece {
+    /// The JSON text for the client, if there is anything for it.
+    pub(crate) for_client: Option<Bytes>,
+    /// The first sign of a token from this leg.
+    pub(crate) is_first_output: bool,
+}
+
+/// An engine's stream that says it failed, or is not understood.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Fault {
+    pub(crate) cause: FailureCause,
+    pub(crate) detail: String,
+}
+
+impl Transcript {
+    /// `blocker` says why the request itself cannot be continued, if so.
+    pub(crate) fn new(endpoint: Endpoint, edit: AnswerEdit, model: &str, blocker: Option<Blocker>) -> Self {
+        Self {
+            endpoint,
+            edit,
+            blocker,
+            identity: None,
+            model: model.to_owned(),
+            sent: Vec::new(),
+            textless: Vec::new(),
+            before: 0,
+            leg: LegState::default(),
+        }
+    }
+
+    /// A leg begins. Where the client has nothing yet it begins the answer anew, else it continues it.
+    pub(crate) fn begin_leg(&mut self, continues: bool) {
+        self.leg = LegState::default();
+        self.textless.clear();
+        if !continues {
+            self.sent.clear();
+            self.identity = None;
+        }
+        self.before = count(&self.sent);
+    }
+
+    /// Takes the data of an event.
+    ///
+    /// # Errors
+    /// The event is an error, or no chunk.
+    pub(crate) fn take(&mut self, data: &Bytes, continues: bool) -> Result<Piece, Fault> {
+        let Some(view) = AnswerView::parse(data) else {
+            let detail = format!(
+                "expected a chunk, found `{}`",
+                String::from_utf8_lossy(&data[..data.len().min(80)])
+            );
+            return Err(Fault {
+                cause: FailureCause::Engine,
+                detail,
+            });
+        };
+        if let Some(error) = &view.error {
+            return Err(Fault {
+                cause: FailureCause::Engine,
+                detail: error.message.clone(),
+            });
+        }
+        if matches!(view.finish_reason.as_deref(), Some("error" | "abort")) {
+            return Err(Fault {
+                cause: FailureCause::Engine,
+                detail: "the engine ended the request".to_owned(),
+            });
+        }
+        self.note(&view);
+        let is_first_output = view.has_output() && !self.leg.has_output;
+        self.leg.has_output |= view.has_output();
+        let for_client = if continues {
+            self.translated(&view)
+        } else {
+            edit_answer(data, self.edit)
+        };
+        Ok(Piece {
+            for_client,
+            is_first_output,
+        })
+    }
+
+    fn note(&mut self, view: &AnswerView) {
+        if self.identity.is_none() {
+            self.identity = view.id.clone().map(|id| (id, view.created.unwrap_or_default()));
+        }
+        self.leg.usage = view.usage.clone().or(self.leg.usage.take());
+        self.leg.has_ended |= view.finish_reason.is_some();
+        if view.structured {
+            self.blocker = self.blocker.or(Some("the engine parses the model's text"));
+        }
+        match &view.token_ids {
+            Some(tokens) => {
+                self.leg.tokens += count(tokens);
+                self.textless.extend_from_slice(tokens);
+            }
+            None if view.text.is_empty() => {}
+            None => self.blocker = self.blocker.or(Some("the engine does not say its tokens")),
+        }
+        if !view.text.is_empty() {
+            self.sent.append(&mut self.textless);
+        } else if !self.edit.drop_token_ids && !self.textless.is_empty() {
+            // The client sees tokens whose text it lacks: making them anew would show them twice.
+            self.blocker = self.blocker.or(Some("the client follows token ids"));
+        }
+    }
+
+    /// Why the answer cannot go on elsewhere.
+    pub(crate) fn blocker(&self) -> Option<Blocker> {
+        let unnamed = self.identity.is_none().then_some("the answer has no id");
+        self.blocker.or(unnamed)
+    }
+
+    /// Tokens whose text the client has.
+    pub(crate) fn sent(&self) -> &[u32] {
+        &self.sent
+    }
+
+    /// Tokens that earlier legs had sent.
+    pub(crate) fn before(&self) -> u32 {
+        self.before
+    }
+
+    /// Whether this leg's answer is whole, though its stream may lack the end.
+    pub(crate) fn leg_has_ended(&self) -> bool {
+        self.leg.has_ended
+    }
+
+    /// Whether this leg has shown a token.
+    pub(crate) fn leg_has_output(&self) -> bool {
+        self.leg.has_output
+    }
+
+    /// Prompt tokens that the engine found in its cache, and tokens that this leg generated.
+    pub(crate) fn leg_usage(&self) -> (Option<u32>, u32) {
+        let usage = self.leg.usage.as_ref();
+        let reported = usage.map_or(0, |usage| usage.completion_tokens);
+        (usage.and_then(Usage::cached_tokens), reported.max(self.leg.tokens))
+    }
+
+    /// The chunks that end an answer whose last token was sent, when the engine was lost before it said so.
+    pub(crate) fn closing_chunks(&self, prompt_tokens: u32) -> Vec<Bytes> {
+        let usage = json!({
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self.sent.len(),
+            "total_tokens": self.sent.len() + prompt_tokens as usize,
+        });
+        let end = self.chunk(json!([self.choice("", Some("length"))]), None);
+        let usage = (!self.edit.drop_usage).then(|| self.chunk(json!([]), Some(usage)));
+        [Some(end), usage].into_iter().flatten().collect()
+    }
+
+    /// A continuing leg's chunk in the form of the answer that it continues.
+    fn translated(&self, view: &AnswerView) -> Option<Bytes> {
+        if view.no_choices {
+            let usage = view.usage.as_ref().filter(|_| !self.edit.drop_usage)?;
+            return Some(self.chunk(json!([]), Some(self.whole_usage(usage))));
+        }
+        if view.text.is_empty() && view.finish_reason.is_none() {
+            return None;
+        }
+        let mut choice = self.choice(&view.text, view.finish_reason.as_deref());
+        if let Some(tokens) = view.token_ids.as_ref().filter(|_| !self.edit.drop_token_ids) {
+            choice["token_ids"] = json!(tokens);
+        }
+        Some(self.chunk(json!([choice]), None))
+    }
+
+    /// The continuing leg counts the tokens sent before it as its prompt.
+    fn whole_usage(&self, usage: &Usage) -> Value {
+        let prompt = usage.prompt_tokens.saturating_sub(self.before);
+        let completion = usage.completion_tokens + self.before;
+        json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
+    }
+
+    fn choice(&self, text: &str, finish_reason: Option<&str>) -> Value {
+        match self.endpoint {
+            Endpoint::Chat => {
+                let delta = if text.is_empty() {
+                    json!({})
+                } else {
+                    json!({ "content": text })
+                };
+                json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish_reason })
+            }
+            Endpoint::Completions => {
+                json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finish_reason })
+            }
+        }
+    }
+
+    fn chunk(&self, choices: Value, usage: Option<Value>) -> Bytes {
+        let object = match self.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completions => "text_completion",
+        };
+        let (id, created) = self.identity.clone().unwrap_or_default();
+        let mut chunk =
+            json!({ "id": id, "object": object, "created": created, "model": self.model, "choices": choices });
+        if let Some(usage) = usage {
+            chunk["usage"] = usage;
+        }
+        chunk.to_string().into()
+    }
+}
+
+fn count(tokens: &[u32]) -> u32 {
+    u32::try_from(tokens.len()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HIDDEN: AnswerEdit = AnswerEdit {
+        drop_token_ids: true,
+        drop_usage: true,
+        drop_transfer_params: true,
+    };
+
+    fn transcript(endpoint: Endpoint, edit: AnswerEdit) -> Transcript {
+        let mut transcript = Transcript::new(endpoint, edit, "m", None);
+        transcript.begin_leg(false);
+        transcript
+    }
+
+    fn take(transcript: &mut Transcript, data: &str, continues: bool) -> Option<String> {
+        let piece = transcript
+            .take(&Bytes::copy_from_slice(data.as_bytes()), continues)
+            .unwrap();
+        piece.for_client.map(|bytes| String::from_utf8(bytes.to_vec()).unwrap())
+    }
+
+    #[test]
+    fn a_continuation_looks_like_the_answer_it_continues() {
+        let mut chat = transcript(
+            Endpoint::Chat,
+            AnswerEdit {
+                drop_usage: false,
+                ..HIDDEN
+            },
+        );
+        let first = r#"{"id":"chatcmpl-1","created":7,"model":"m","choices":[{"index":0,"delta":{"content":"ab"},"token_ids":[1,2]}]}"#;
+        assert!(!take(&mut chat, first, false).unwrap().contains("token_ids"));
+        take(
+            &mut chat,
+            r#"{"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":""},"token_ids":[3]}]}"#,
+            false,
+        );
+        assert_eq!(
+            chat.sent(),
+            [1, 2],
+            "the text of 3 was held back: it is to be made anew"
+        );
+        chat.begin_leg(true);
+        let next = r#"{"id":"cmpl-9","created":8,"model":"m","choices":[{"index":0,"text":"c","token_ids":[3]}]}"#;
+        let next: Value = serde_json::from_str(&take(&mut chat, next, true).unwrap()).unwrap();
+        assert_eq!((&next["id"], &next["created"]), (&json!("chatcmpl-1"), &json!(7)));
+        assert_eq!(next["object"], "chat.completion.chunk");
+        assert_eq!(next["choices"][0]["delta"]["content"], "c");
+        let usage =
+            r#"{"id":"cmpl-9","choices":[],"usage":{"prompt_tokens":12,"completion_tokens":4,"total_tokens":16}}"#;
+        let usage: Value = serde_json::from_str(&take(&mut chat, usage, true).unwrap()).unwrap();
+        assert_eq!(
+            usage["usage"],
+            json!({"prompt_tokens": 10, "completion_tokens": 6, "total_tokens": 16})
+        );
+        assert_eq!(chat.leg_usage(), (None, 4));
+        assert_eq!(chat.blocker(), None);
+    }
+
+    #[test]
+    fn what_cannot_go_on_elsewhere_is_noticed() {
+        let check = |data: &str, edit: AnswerEdit, blocked: bool| {
+            let mut chat = transcript(Endpoint::Chat, edit);
+            take(&mut chat, data, false);
+            assert_eq!(chat.blocker().is_some(), blocked, "{data}: {:?}", chat.blocker());
+        };
+        check(
+            r#"{"id":"c","choices":[{"delta":{"content":"a"},"token_ids":[1]}]}"#,
+            HIDDEN,
+            false,
+        );
+        check(
+            r#"{"id":"c","choices":[{"delta":{"role":"assistant","content":""}}]}"#,
+            HIDDEN,
+            false,
+        );
+        check(
+            r#"{"choices":[{"delta":{"content":"a"},"token_ids":[1]}]}"#,
+            HIDDEN,
+            true,
+        );
+        check(r#"{"id":"c","choices":[{"delta":{"content":"a"}}]}"#, HIDDEN, true);
+        check(
+            r#"{"id":"c","choices":[{"delta":{"tool_calls":[{"index":0}]},"token_ids":[1]}]}"#,
+            HIDDEN,
+            true,
+        );
+        check(
+            r#"{"id":"c","choices":[{"delta":{"reasoning":"a"},"token_ids":[1]}]}"#,
+            HIDDEN,
+            true,
+        );
+        let shown = AnswerEdit {
+            drop_token_ids: false,
+            ..HIDDEN
+        };
+        check(
+            r#"{"id":"c","choices":[{"delta":{"content":""},"token_ids":[1]}]}"#,
+            shown,
+            true,
+        );
+    }
+
+    #[test]
+    fn an_error_in_a_stream_is_a_fault() {
+        let check = |data: &'static str| {
+            let mut chat = transcript(Endpoint::Chat, HIDDEN);
+            let fault = chat.take(&Bytes::from_static(data.as_bytes()), false).unwrap_err();
+            assert_eq!(fault.cause, FailureCause::Engine, "{data}");
+        };
+        check(r#"{"error":{"message":"dead","type":"x","code":500}}"#);
+        check(r#"{"id":"c","choices":[{"delta":{},"finish_reason":"abort"}]}"#);
+        check("nonsense");
+    }
+
+    #[test]
+    fn an_answer_that_only_lacks_its_end_is_ended_here() {
+        let mut text = transcript(
+            Endpoint::Completions,
+            AnswerEdit {
+                drop_usage: false,
+                ..HIDDEN
+            },
+        );
+        take(
+            &mut text,
+            r#"{"id":"c","created":1,"choices":[{"text":"ab","token_ids":[1,2]}]}"#,
+            false,
+        );
+        let chunks: Vec<Value> = text
+            .closing_chunks(3)
+            .iter()
+            .map(|c| serde_json::from_slice(c).unwrap())
+            .collect();
+        assert_eq!(chunks[0]["choices"][0]["finish_reason"], "length");
+        assert_eq!(chunks[1]["usage"]["total_tokens"], 5);
+    }
+}

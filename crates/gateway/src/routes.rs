@@ -1,0 +1,241 @@
+//! HTTP of the router: generation, what it serves, how it is, what it knows.
+//!
+//! Whatever goes wrong here is answered in OpenAI's error form, also a path that does not exist, a method that is not
+//! meant and a body that is too long.
+
+use crate::core_task::Question;
+use crate::error::Rejection;
+use crate::proxy::client::{Client, Head, RouteHeaders};
+use crate::proxy::flight::{Flight, supervised};
+use crate::proxy::intake::TurnRequest;
+use crate::proxy::legs::Endpoint;
+use crate::proxy::session::SESSION_HEADER;
+use crate::shell::Shell;
+use crate::tokenise::pass_tokenize;
+use crate::upstream::Answer;
+use axum::body::Body;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use homing_wire::openai::{ApiError, ErrorKind, ModelList};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use serde::Serialize;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+type Shared = State<Arc<Shell>>;
+type Payload = Result<Bytes, BytesRejection>;
+
+const SERVER_SENT_EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const METRICS_TEXT: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// All routes.
+pub(crate) fn routes(shell: Arc<Shell>, body_bytes: usize) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(models))
+        .route("/tokenize", post(tokenize))
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/admin/sessions", get(sessions))
+        .route("/admin/workers", get(workers))
+        .route("/admin/decisions", get(decisions))
+        .route("/admin/explain/{request}", get(explain))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(body_bytes))
+        .with_state(shell)
+}
+
+async fn chat(State(shell): Shared, headers: HeaderMap, body: Payload) -> Result<Response, Rejection> {
+    generate(shell, Endpoint::Chat, headers, body).await
+}
+
+async fn completions(State(shell): Shared, headers: HeaderMap, body: Payload) -> Result<Response, Rejection> {
+    generate(shell, Endpoint::Completions, headers, body).await
+}
+
+/// A turn. A client that hangs up drops this handler or the body that it returned; the flight sees either.
+async fn generate(
+    shell: Arc<Shell>,
+    endpoint: Endpoint,
+    headers: HeaderMap,
+    body: Payload,
+) -> Result<Response, Rejection> {
+    let bytes = payload(body)?;
+    let request = Arc::new(TurnRequest::read(&shell, endpoint, headers, bytes).await?);
+    let (client, head) = Client::new(shell.client_stall);
+    // The flight takes the request over before the core hears of it: from here on nothing can drop it half-way.
+    let (id, tracker) = (request.id, shell.flights.clone());
+    tracker.spawn(async move {
+        let commands = shell.core.turn(request.turn()).await;
+        let flight = Flight::new(Arc::clone(&shell), request, commands, client);
+        supervised(shell, id, flight).await;
+    });
+    head.await.map(respond).map_err(|_| Rejection::internal())
+}
+
+fn respond(head: Head) -> Response {
+    match head {
+        Head::Stream(route, pieces) => {
+            let mut response = Response::new(Body::from_stream(stream(pieces)));
+            let headers = response.headers_mut();
+            headers.insert(header::CONTENT_TYPE, SERVER_SENT_EVENTS);
+            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            with(route, response)
+        }
+        Head::Whole(route, body) => with(route, ([(header::CONTENT_TYPE, JSON)], body).into_response()),
+        Head::Refused(
+            route,
+            Answer {
+                status,
+                content_type,
+                body,
+            },
+        ) => {
+            let kind = [(header::CONTENT_TYPE, content_type.unwrap_or(JSON))];
+            with(route, (status, kind, body).into_response())
+        }
+        Head::Rejected(route, rejection) => with(route, rejection.into_response()),
+    }
+}
+
+fn stream(pieces: mpsc::Receiver<Bytes>) -> impl futures::Stream<Item = Result<Bytes, std::convert::Infallible>> {
+    futures::stream::unfold(pieces, async |mut pieces| {
+        pieces.recv().await.map(|piece| (Ok(piece), pieces))
+    })
+}
+
+fn with(route: RouteHeaders, mut response: Response) -> Response {
+    let values = [
+        ("x-request-id", Some(route.request)),
+        (SESSION_HEADER, route.session),
+        ("x-homing-path", route.path.map(str::to_owned)),
+        ("x-homing-worker", route.worker),
+        (
+            "x-homing-cached-tokens",
+            route.cached_tokens.map(|tokens| tokens.to_string()),
+        ),
+    ];
+    for (name, value) in values {
+        // A worker's configured name need not be fit for a header; then it is left out.
+        if let Some(value) = value.and_then(|value| HeaderValue::try_from(value).ok()) {
+            response.headers_mut().insert(HeaderName::from_static(name), value);
+        }
+    }
+    response
+}
+
+fn payload(body: Payload) -> Result<Bytes, Rejection> {
+    body.map_err(|rejection| {
+        let too_long = rejection.status() == StatusCode::PAYLOAD_TOO_LARGE;
+        let (kind, code) = if too_long {
+            (ErrorKind::TooLarge, "body_too_large")
+        } else {
+            (ErrorKind::InvalidRequest, "unreadable_body")
+        };
+        Rejection::new(kind, code, rejection.body_text())
+    })
+}
+
+async fn models(State(shell): Shared) -> Response {
+    Json(ModelList {
+        object: "list".to_owned(),
+        data: shell.fleet.models(),
+    })
+    .into_response()
+}
+
+async fn tokenize(State(shell): Shared, body: Payload) -> Result<Response, Rejection> {
+    let Answer {
+        status,
+        content_type,
+        body,
+    } = pass_tokenize(&shell.fleet, &shell.upstream, payload(body)?).await?;
+    Ok((status, [(header::CONTENT_TYPE, content_type.unwrap_or(JSON))], body).into_response())
+}
+
+/// Alive: the core answers.
+async fn health(State(shell): Shared) -> Result<Response, Rejection> {
+    shell.core.ask(Question::Summary).await.ok_or_else(core_gone)?;
+    Ok(Json(serde_json::json!({ "status": "ok" })).into_response())
+}
+
+/// Ready: workers that could serve a turn answer their probes.
+async fn ready(State(shell): Shared) -> Result<Response, Rejection> {
+    let summary = shell.core.ask(Question::Summary).await.ok_or_else(core_gone)?;
+    if !summary.can_serve() {
+        return Err(Rejection::new(
+            ErrorKind::Unavailable,
+            "no_worker",
+            "no worker that could serve a turn is alive",
+        ));
+    }
+    Ok(Json(serde_json::json!({ "status": "ready" })).into_response())
+}
+
+async fn metrics(State(shell): Shared) -> Result<Response, Rejection> {
+    let summary = shell.core.ask(Question::Summary).await.ok_or_else(core_gone)?;
+    Ok(([(header::CONTENT_TYPE, METRICS_TEXT)], shell.telemetry.page(&summary)).into_response())
+}
+
+#[derive(Serialize)]
+struct Listed<T> {
+    data: Vec<T>,
+}
+
+async fn sessions(State(shell): Shared) -> Result<Response, Rejection> {
+    let data = shell.core.ask(Question::Sessions).await.ok_or_else(core_gone)?;
+    Ok(Json(Listed { data }).into_response())
+}
+
+async fn workers(State(shell): Shared) -> Result<Response, Rejection> {
+    let summary = shell.core.ask(Question::Summary).await.ok_or_else(core_gone)?;
+    let body = serde_json::json!({
+        "data": summary.workers,
+        "queued_requests": summary.queued,
+        "in_flight_requests": summary.flights,
+    });
+    Ok(Json(body).into_response())
+}
+
+async fn decisions(State(shell): Shared) -> Result<Response, Rejection> {
+    let data = shell.core.ask(Question::Decisions).await.ok_or_else(core_gone)?;
+    Ok(Json(Listed { data }).into_response())
+}
+
+async fn explain(State(shell): Shared, Path(name): Path<String>) -> Result<Response, Rejection> {
+    let unknown = || {
+        let message = format!("`{name}` is not known, expected a recent `x-request-id` of this router");
+        Rejection::new(ErrorKind::NotFound, "unknown_request", message)
+    };
+    let request = shell.request_of(&name).ok_or_else(unknown)?;
+    let ask = |asker| Question::Explain(request, asker);
+    let explanation = shell.core.ask(ask).await.ok_or_else(core_gone)?;
+    explanation
+        .map(|explanation| Json(explanation).into_response())
+        .ok_or_else(unknown)
+}
+
+fn core_gone() -> Rejection {
+    Rejection::new(ErrorKind::Unavailable, "core_gone", "the router's core does not answer")
+}
+
+async fn no_such_path(uri: Uri) -> Rejection {
+    let message = format!("there is no path `{}`", uri.path());
+    Rejection::new(ErrorKind::NotFound, "unknown_path", message)
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Rejection {
+    let message = format!("the path `{}` does not take `{method}`", uri.path());
+    let mut error = ApiError::invalid(message).with_code("method_not_allowed");
+    error.status = StatusCode::METHOD_NOT_ALLOWED.as_u16();
+    error.into()
+}

@@ -1,0 +1,221 @@
+//! A prompt's tokens: from the model's own vocabulary where the router has it, else from an engine's `/tokenize`.
+//!
+//! Rendering and encoding a long prompt takes milliseconds of a core: it runs on the blocking pool, and no more prompts
+//! at a time than there are cores, so that it never starves the streams.
+
+use crate::error::Rejection;
+use crate::fleet::Fleet;
+use crate::upstream::{Answer, Upstream};
+use bytes::Bytes;
+use homing_model::{ChatInput, TemplateError, Vocabulary};
+use homing_wire::openai::{ApiError, Body, ErrorKind, TokenizeResponse};
+use http::{Method, Request, header};
+use http_body_util::Full;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+
+/// How long an engine may take to tokenise a prompt.
+const TOKENISE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Members of a chat request that say how its prompt is rendered, all of which `/tokenize` takes.
+const RENDERING: [&str; 8] = [
+    "model",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+];
+
+/// What is to be tokenised.
+#[derive(Clone, Debug)]
+pub(crate) enum Text {
+    /// Tokens already.
+    Tokens(Vec<u32>),
+    /// A completion's prompt.
+    Prompt { text: String, add_special_tokens: bool },
+    /// A conversation: the request's body.
+    Chat(Body),
+}
+
+/// Where tokens come from.
+pub(crate) struct Tokeniser {
+    source: Source,
+    /// One permit for each core.
+    permits: Arc<Semaphore>,
+}
+
+enum Source {
+    Vocabulary(Arc<Vocabulary>),
+    Engines { fleet: Arc<Fleet>, upstream: Upstream },
+}
+
+impl Tokeniser {
+    pub(crate) fn of_vocabulary(vocabulary: Arc<Vocabulary>) -> Self {
+        Self::new(Source::Vocabulary(vocabulary))
+    }
+
+    pub(crate) fn of_engines(fleet: Arc<Fleet>, upstream: Upstream) -> Self {
+        Self::new(Source::Engines { fleet, upstream })
+    }
+
+    fn new(source: Source) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            source,
+            permits: Arc::new(Semaphore::new(cores)),
+        }
+    }
+
+    /// The model's vocabulary, where the router has it.
+    pub(crate) fn vocabulary(&self) -> Option<Arc<Vocabulary>> {
+        match &self.source {
+            Source::Vocabulary(vocabulary) => Some(Arc::clone(vocabulary)),
+            Source::Engines { .. } => None,
+        }
+    }
+
+    /// Runs work that keeps a core busy.
+    ///
+    /// # Errors
+    /// The work's own, or it broke (500).
+    pub(crate) async fn heavy<T, F>(&self, work: F) -> Result<T, Rejection>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> Result<T, ApiError> + Send + 'static,
+    {
+        // The permit goes with the work: a client that hangs up does not make room that is not there.
+        let permit = Arc::clone(&self.permits)
+            .acquire_owned()
+            .await
+            .map_err(|_| Rejection::shutting_down())?;
+        let task = tokio::task::spawn_blocking(move || {
+            let result = work();
+            drop(permit);
+            result
+        });
+        Ok(task.await.map_err(|_| Rejection::internal())??)
+    }
+
+    /// The tokens of a prompt that only engines can tokenise.
+    ///
+    /// # Errors
+    /// The engine refuses it (its own status), or none that tokenises is there (503).
+    pub(crate) async fn ask(&self, text: &Text) -> Result<Vec<u32>, Rejection> {
+        match (&self.source, text) {
+            (_, Text::Tokens(tokens)) => Ok(tokens.clone()),
+            (Source::Engines { fleet, upstream }, _) => ask_engine(fleet, upstream, text).await,
+            (Source::Vocabulary(vocabulary), _) => Ok(encode(vocabulary, text)?),
+        }
+    }
+}
+
+/// The tokens of a prompt, from a vocabulary.
+///
+/// # Errors
+/// The conversation is malformed, or the template refuses it or fails on it.
+pub(crate) fn encode(vocabulary: &Vocabulary, text: &Text) -> Result<Vec<u32>, ApiError> {
+    match text {
+        Text::Tokens(tokens) => Ok(tokens.clone()),
+        Text::Prompt {
+            text,
+            add_special_tokens: true,
+        } => Ok(vocabulary.tokenizer.encode_prompt(text)),
+        Text::Prompt {
+            text,
+            add_special_tokens: false,
+        } => Ok(vocabulary.tokenizer.encode(text)),
+        Text::Chat(body) => {
+            let messages: Value = body.read("messages", "a list of messages")?.unwrap_or_default();
+            let tools: Option<Value> = body.read("tools", "a list of tool definitions")?;
+            let opened: Option<bool> = body.read("add_generation_prompt", "true or false")?;
+            let input = ChatInput {
+                messages: &messages,
+                tools: tools.as_ref(),
+                add_generation_prompt: opened.unwrap_or(true),
+                unix_seconds: unix_seconds(),
+            };
+            vocabulary.encode_chat(&input).map_err(|error| template_error(&error))
+        }
+    }
+}
+
+fn template_error(error: &TemplateError) -> ApiError {
+    let kind = match error {
+        TemplateError::Messages(_) | TemplateError::Refused(_) | TemplateError::Missing => ErrorKind::InvalidRequest,
+        TemplateError::Failed(_) | TemplateError::Source(_) => ErrorKind::Internal,
+    };
+    ApiError::new(kind, error.to_string()).with_param("messages")
+}
+
+/// Seconds since 1970, which a template may print.
+fn unix_seconds() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+async fn ask_engine(fleet: &Fleet, upstream: &Upstream, text: &Text) -> Result<Vec<u32>, Rejection> {
+    let answer = pass_tokenize(fleet, upstream, question(text).to_bytes()).await?;
+    if !answer.status.is_success() {
+        // What an engine cannot tokenise it could not serve either: its reason is the client's answer.
+        return Err(ApiError::parse(answer.status.as_u16(), &answer.body).into());
+    }
+    let response: TokenizeResponse = serde_json::from_slice(&answer.body).map_err(|error| {
+        Rejection::new(
+            ErrorKind::Upstream,
+            "engine_failed",
+            format!("expected tokens from `/tokenize`: {error}"),
+        )
+    })?;
+    Ok(response.tokens)
+}
+
+fn question(text: &Text) -> Body {
+    let mut question = Body::default();
+    match text {
+        Text::Tokens(tokens) => question.set("prompt", tokens),
+        Text::Prompt {
+            text,
+            add_special_tokens,
+        } => {
+            question.set("prompt", text);
+            question.set("add_special_tokens", add_special_tokens);
+        }
+        Text::Chat(body) => {
+            for name in RENDERING {
+                if let Some(value) = body.get(name) {
+                    question.set_raw(name, value.clone());
+                }
+            }
+        }
+    }
+    question
+}
+
+/// Asks the first engine of the fleet that answers.
+///
+/// # Errors
+/// None answered (503).
+pub(crate) async fn pass_tokenize(fleet: &Fleet, upstream: &Upstream, body: Bytes) -> Result<Answer, Rejection> {
+    for worker in fleet.reachable() {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(fleet.uri(worker, "/tokenize"))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body.clone()));
+        let Ok(request) = request else { continue };
+        if let Ok(answer) = upstream.exchange(request, TOKENISE_TIMEOUT).await {
+            return Ok(answer);
+        }
+    }
+    Err(Rejection::new(
+        ErrorKind::Unavailable,
+        "no_worker",
+        "no worker that could tokenise this request is alive",
+    ))
+}

@@ -1,0 +1,63 @@
+//! One line for each turn that ended: what `homing up` prints live and what logs are made of.
+
+use homing_router::action::Path;
+use serde::Serialize;
+use std::fmt;
+use std::time::Duration;
+
+/// How a turn went.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TurnLog {
+    /// The request, as in `x-request-id`.
+    pub request: String,
+    /// The session: as the client names it, else as the router does. Empty where no plan was made.
+    pub session: String,
+    /// Turns of this session before this one.
+    pub turn_index: u32,
+    /// How it was served; `None` where no plan was made.
+    pub path: Option<Path>,
+    /// Who answered, or was to answer.
+    pub worker: Option<String>,
+    /// Who prefilled for it, if another did.
+    pub prefill_worker: Option<String>,
+    /// Prompt tokens found in the decode worker's cache as it reported, else as expected.
+    pub cached_tokens: u32,
+    /// Prompt length in tokens.
+    pub prompt_tokens: u32,
+    /// Tokens that reached the client, as far as the engine says them.
+    pub output_tokens: u32,
+    /// Plans made for it beyond the first.
+    pub replans: u32,
+    /// From the request to the first token, if one came.
+    pub ttft: Option<Duration>,
+    /// From the request to its end.
+    pub latency: Duration,
+    /// The code of the error that it ended with, if it did; `client_gone` where the client hung up.
+    pub error: Option<String>,
+}
+
+impl fmt::Display for TurnLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            session,
+            cached_tokens,
+            prompt_tokens,
+            output_tokens,
+            ..
+        } = self;
+        let path = crate::error::path_name(self.path);
+        let worker = self.worker.as_deref().unwrap_or("-");
+        write!(
+            f,
+            "{session} {path:<7} {worker} cached {cached_tokens}/{prompt_tokens} out {output_tokens}"
+        )?;
+        if let Some(ttft) = self.ttft {
+            write!(f, " ttft {:.0} ms", ttft.as_secs_f64() * 1e3)?;
+        }
+        write!(f, " total {:.0} ms", self.latency.as_secs_f64() * 1e3)?;
+        match &self.error {
+            Some(error) => write!(f, " error {error}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! What becomes of a turn when an engine fails it: continued so that the client cannot tell, or ended in so many words.
+
+mod support;
+
+use homing_router::event::Role;
+use serde_json::{Value, json};
+use support::engine::{Act, answer_to};
+use support::{Cluster, chat, conversation, messages, text_of, tokens_of};
+
+const PD: [Role; 2] = [Role::Prefill, Role::Decode];
+const TWO: [Role; 2] = [Role::Both, Role::Both];
+
+/// The engine that has a request open, and the other one.
+fn split(cluster: &mut Cluster) -> (usize, usize) {
+    let busy = cluster
+        .engines
+        .iter()
+        .position(|engine| engine.open() > 0)
+        .expect("some engine is at it");
+    (busy, 1 - busy)
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_when_its_worker_is_killed() {
+    for path in ["/v1/chat/completions", "/v1/completions"] {
+        let mut cluster = Cluster::start(&TWO).await;
+        for engine in &cluster.engines {
+            engine.hold();
+            engine.release(3);
+        }
+        let messages = messages(30);
+        let mut body = chat(&messages, 10, true);
+        body["stream_options"] = json!({"include_usage": true});
+        let mut prompt = tokens_of(&messages);
+        if path == "/v1/completions" {
+            prompt = (1..40).collect();
+            body = json!({"model": "fake", "prompt": prompt, "max_tokens": 10, "temperature": 0, "stream": true,
+                "stream_options": {"include_usage": true}});
+        }
+        let mut events = cluster.client.stream(path, &body).await;
+        let mut seen = Vec::new();
+        while text_of(&seen).len() < 3 {
+            seen.push(serde_json::from_str::<Value>(&events.next().await.unwrap()).unwrap());
+        }
+        let (busy, other) = split(&mut cluster);
+        cluster.engines[other].release(10);
+        cluster.engines[busy].kill().await;
+        let (rest, done) = events.rest().await;
+        assert!(done, "{path}: {rest:?}");
+        seen.extend(rest);
+        assert_eq!(
+            text_of(&seen),
+            answer_to(&prompt, 10),
+            "{path}: as if nothing had happened"
+        );
+        let usage = &seen.last().unwrap()["usage"];
+        assert_eq!(
+            (&usage["completion_tokens"], &usage["prompt_tokens"]),
+            (&json!(10), &json!(prompt.len())),
+            "{path}"
+        );
+        for event in &seen {
+            assert_eq!(
+                (&event["id"], &event["object"]),
+                (&seen[0]["id"], &seen[0]["object"]),
+                "{path}"
+            );
+        }
+        let continued = cluster.engines[other].decodes().pop().unwrap();
+        assert_eq!(continued.path, "/v1/completions");
+        assert_eq!(continued.body["max_tokens"], 7);
+        assert_eq!(continued.body["prompt"].as_array().unwrap().len(), prompt.len() + 3);
+        let log = cluster.turn().await;
+        assert_eq!((log.error, log.replans, log.output_tokens), (None, 1, 10));
+        cluster.until_idle().await;
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_continued_exactly_ends_in_an_error_event() {
+    let mut cluster = Cluster::start(&TWO).await;
+    let variants = [
+        json!({"temperature": 0.7, "seed": 3}),
+        json!({"response_format": {"type": "json_object"}}),
+        json!({"presence_penalty": 0.5}),
+        json!({"stop": ["zzz"]}),
+        json!({"min_tokens": 5}),
+        json!({"logprobs": true}),
+        json!({"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ];
+    for variant in variants {
+        let mut body = chat(&conversation(&variant.to_string(), 3), 10, true);
+        body.as_object_mut()
+            .unwrap()
+            .extend(variant.as_object().unwrap().clone());
+        for engine in &cluster.engines {
+            engine.on_decode(Act::CutAfter(4));
+        }
+        let mut events = cluster.client.stream("/v1/chat/completions", &body).await;
+        let (events, done) = events.rest().await;
+        let error = &events.last().unwrap()["error"];
+        assert!(!done && error["code"] == "worker_lost", "{variant}: {events:?}");
+        assert_eq!(text_of(&events).len(), 4, "{variant}");
+        assert_eq!(cluster.turn().await.error.as_deref(), Some("worker_lost"), "{variant}");
+        for engine in &cluster.engines {
+            engine.forget_acts();
+        }
+    }
+    cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn a_client_without_a_stream_never_sees_a_break() {
+    let cluster = Cluster::start(&TWO).await;
+    for (turn, act) in [
+        Act::CutAfter(4),
+        Act::ErrorAfter(2),
+        Act::Refuse(500),
+        Act::Refuse(503),
+        Act::NoEnd,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for engine in &cluster.engines {
+            engine.forget_acts();
+        }
+        let messages = conversation(&format!("w{turn}"), 30);
+        // Whichever worker gets it: the first try fails.
+        for engine in &cluster.engines {
+            engine.on_decode(act.clone());
+        }
+        let body = chat(&messages, 10, false);
+        let answer = cluster.client.post("/v1/chat/completions", &body).await;
+        assert_eq!(answer.status, 200, "{act:?}: {}", answer.text);
+        let text = answer.json()["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        assert_eq!(text, answer_to(&tokens_of(&messages), 10), "{act:?}");
+    }
+    cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_hides_its_tokens_is_not_continued() {
+    let cluster = Cluster::start(&[Role::Both]).await;
+    cluster.engines[0].keep_tokens_secret();
+    cluster.engines[0].on_decode(Act::CutAfter(2));
+    let mut events = cluster
+        .client
+        .stream("/v1/chat/completions", &chat(&messages(5), 5, true))
+        .await;
+    let (events, done) = events.rest().await;
+    assert!(
+        !done && events.last().unwrap()["error"]["type"] == "upstream_error",
+        "{events:?}"
+    );
+    cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_lacks_only_its_end_is_whole() {
+    let cluster = Cluster::start(&[Role::Both]).await;
+    cluster.engines[0].on_decode(Act::NoEnd);
+    let mut events = cluster
+        .client
+        .stream("/v1/chat/completions", &chat(&messages(5), 5, true))
+        .await;
+    let (events, done) = events.rest().await;
+    assert!(done, "{events:?}");
+    assert_eq!(text_of(&events), answer_to(&tokens_of(&messages(5)), 5));
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
+    assert_eq!(cluster.engines[0].decodes().len(), 1);
+}
+
+#[tokio::test]
+async fn a_transfer_that_fails_is_tried_again_with_new_parameters() {
+    let cluster = Cluster::start(&PD).await;
+    cluster.engines[0].on_prefill(Act::NoParams);
+    cluster.engines[1].on_decode(Act::Refuse(500));
+    let messages = messages(200);
+    let answer = cluster
+        .client
+        .post("/v1/chat/completions", &chat(&messages, 4, false))
+        .await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert_eq!(
+        answer.json()["choices"][0]["message"]["content"],
+        answer_to(&tokens_of(&messages), 4)
+    );
+    let params: Vec<Value> = cluster.engines[1]
+        .decodes()
+        .iter()
+        .map(|seen| seen.body["kv_transfer_params"].clone())
+        .filter(|params| !params.is_null())
+        .collect();
+    let mut distinct = params.clone();
+    distinct.dedup();
+    assert_eq!(params, distinct, "no parameters are used twice");
+    cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn the_engines_own_refusal_is_passed_on() {
+    let mut cluster = Cluster::start(&[Role::Both]).await;
+    cluster.engines[0].on_decode(Act::Refuse(422));
+    let answer = cluster
+        .client
+        .post("/v1/chat/completions", &chat(&messages(5), 4, true))
+        .await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["error"]["message"]),
+        (422, &json!("scripted"))
+    );
+    assert_eq!(cluster.turn().await.error.as_deref(), Some("refused"));
+    cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_comes_back_is_used_again() {
+    let mut cluster = Cluster::start(&[Role::Both]).await;
+    let body = chat(&messages(30), 4, false);
+    assert_eq!(cluster.client.post("/v1/chat/completions", &body).await.status, 200);
+    let epoch = cluster.client.get("/admin/workers").await.json()["data"][0]["epoch"].clone();
+    cluster.engines[0].kill().await;
+    cluster
+        .client
+        .until("/admin/workers", "the worker is dead", |page| {
+            page["data"][0]["state"] == "dead"
+        })
+        .await;
+    assert_eq!(cluster.client.get("/ready").await.status, 503);
+    assert_eq!(cluster.client.get("/health").await.status, 200);
+    let answer = cluster.client.post("/v1/chat/completions", &body).await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["error"]["code"]),
+        (503, &json!("no_worker"))
+    );
+    cluster.engines[0].revive().await;
+    cluster
+        .client
+        .until("/admin/workers", "the worker is back", |page| {
+            page["data"][0]["state"] == "degraded"
+        })
+        .await;
+    assert_eq!(cluster.client.get("/ready").await.status, 200);
+    let page = cluster.client.get("/admin/workers").await.json();
+    assert_ne!(page["data"][0]["epoch"], epoch);
+    let answer = cluster.client.post("/v1/chat/completions", &body).await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.header("x-homing-cached-tokens")),
+        (200, Some("0")),
+        "nothing is assumed"
+    );
+    cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn a_sick_worker_is_left_alone_until_it_is_well() {
+    let cluster = Cluster::start(&TWO).await;
+    cluster.engines[0].set_sick(true);
+    cluster
+        .client
+        .until("/admin/workers", "one is dead", |page| {
+            page["data"][0]["state"] == "dead"
+        })
+        .await;
+    for turn in 0..4 {
+        let body = chat(&conversation(&format!("w{turn}"), 20), 2, false);
+        let answer = cluster.client.post("/v1/chat/completions", &body).await;
+        assert_eq!(answer.header("x-homing-worker"), Some("w1"), "{}", answer.text);
+    }
+    cluster.engines[0].set_sick(false);
+    cluster
+        .client
+        .until("/admin/workers", "it is back", |page| {
+            page["data"][0]["state"] == "degraded"
+        })
+        .await;
+}
