@@ -5,7 +5,7 @@
 use crate::api::{KvChange, KvEvent, Output};
 use crate::sequence::Sequence;
 use homing_kv::{BlockHash, BlockId, BlockPool, Committed, Tier};
-use homing_units::{BootEpoch, RequestId};
+use homing_units::BootEpoch;
 use std::collections::VecDeque;
 
 /// The pool with its event log.
@@ -66,24 +66,34 @@ impl Cache {
     /// alone can have the whole pool.
     pub fn commit(&mut self, sequence: &mut Sequence, block_size: u32, outputs: &mut VecDeque<Output>) {
         let end = sequence.computed / block_size;
-        let mut run = Run::new(sequence.id);
-        let mut block = sequence.named;
-        while block < end {
+        let mut first = sequence.named;
+        let mut hashes = Vec::new();
+        while sequence.named < end {
+            let block = sequence.named;
             let Some(hash) = sequence.hash(block) else { break };
-            let parent = block.checked_sub(1).and_then(|before| sequence.hash(before));
             let ours = sequence.table[block as usize];
-            match self.pool.commit(ours, parent, hash) {
-                Committed::Stored => run.push(block, parent, hash),
+            match self.pool.commit(ours, parent_of(sequence, block), hash) {
+                Committed::Stored => hashes.push(hash),
                 Committed::Duplicate => {
+                    assert!(hashes.is_empty(), "the block before a cached one is cached");
                     sequence.table[block as usize] = self.exchange(ours, hash);
-                    self.stored(run.take(), outputs);
+                    first = block + 1;
                 }
                 Committed::Orphan => unreachable!("a request holds the cached block before block `{block}`"),
             }
-            block += 1;
+            sequence.named += 1;
         }
-        self.stored(run.take(), outputs);
-        sequence.named = block;
+        if hashes.is_empty() {
+            return;
+        }
+        let change = KvChange::Stored {
+            request: sequence.id,
+            first_block: first,
+            parent: parent_of(sequence, first),
+            hashes,
+            tier: Tier::Gpu,
+        };
+        self.log(change, outputs);
     }
 
     /// Drops what nobody uses.
@@ -107,12 +117,6 @@ impl Cache {
         cached
     }
 
-    fn stored(&mut self, run: Option<KvChange>, outputs: &mut VecDeque<Output>) {
-        if let Some(change) = run {
-            self.log(change, outputs);
-        }
-    }
-
     fn removed(&mut self, hashes: Vec<BlockHash>, outputs: &mut VecDeque<Output>) {
         let tier = Tier::Gpu;
         self.log(KvChange::Removed { hashes, tier }, outputs);
@@ -128,40 +132,7 @@ impl Cache {
     }
 }
 
-/// Blocks of one request that were stored one after the other: one event.
-struct Run {
-    request: RequestId,
-    first_block: u32,
-    parent: Option<BlockHash>,
-    hashes: Vec<BlockHash>,
-}
-
-impl Run {
-    fn new(request: RequestId) -> Self {
-        Self {
-            request,
-            first_block: 0,
-            parent: None,
-            hashes: Vec::new(),
-        }
-    }
-
-    fn push(&mut self, block: u32, parent: Option<BlockHash>, hash: BlockHash) {
-        if self.hashes.is_empty() {
-            self.first_block = block;
-            self.parent = parent;
-        }
-        self.hashes.push(hash);
-    }
-
-    fn take(&mut self) -> Option<KvChange> {
-        let hashes = std::mem::take(&mut self.hashes);
-        (!hashes.is_empty()).then_some(KvChange::Stored {
-            request: self.request,
-            first_block: self.first_block,
-            parent: self.parent,
-            hashes,
-            tier: Tier::Gpu,
-        })
-    }
+/// The name of the block before this one.
+fn parent_of(sequence: &Sequence, block: u32) -> Option<BlockHash> {
+    block.checked_sub(1).and_then(|before| sequence.hash(before))
 }

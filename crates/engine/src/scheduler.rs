@@ -18,7 +18,6 @@ struct Plan {
     items: Vec<StepItem>,
     /// Tokens that may still be added.
     budget: u32,
-    preempted: bool,
 }
 
 impl Plan {
@@ -45,14 +44,10 @@ impl Engine {
         let mut plan = Plan {
             items: Vec::new(),
             budget: self.config.max_batch_tokens,
-            preempted: false,
         };
         self.plan_running(&mut plan, true);
         self.plan_running(&mut plan, false);
-        // Whoever was preempted would come straight back and be preempted again.
-        if !plan.preempted {
-            self.plan_waiting(&mut plan);
-        }
+        self.plan_waiting(&mut plan);
         if plan.items.is_empty() {
             return;
         }
@@ -112,7 +107,8 @@ impl Engine {
         }
     }
 
-    /// Gives the oldest waiting request a place, with what is cached of it, if the pool has room for the rest.
+    /// Gives the oldest waiting request a place, with what is cached of it, if the pool has room for the rest. One that was
+    /// preempted in this very plan does not come back by this: its blocks went to another, which runs and may grow.
     fn admit(&mut self, id: RequestId) -> bool {
         let sequence = &self.sequences[&id];
         let older_offers = self.offered.oldest().is_some_and(|oldest| oldest < sequence.arrival);
@@ -221,7 +217,6 @@ impl Engine {
     /// Takes a running request's blocks away. It waits again, before all that arrived after it.
     fn preempt(&mut self, id: RequestId, plan: &mut Plan) {
         plan.withdraw(id);
-        plan.preempted = true;
         self.leave_phase(id);
         let blocks = self.update(id, |sequence| {
             sequence.phase = Phase::Waiting;

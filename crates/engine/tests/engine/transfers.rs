@@ -286,3 +286,27 @@ fn a_request_that_pulled_what_another_computed_meanwhile_can_have_the_whole_pool
     assert_eq!(driver.reason(large), FinishReason::Length);
     driver.assert_idle();
 }
+
+#[test]
+fn a_small_request_does_not_overtake_an_older_import() {
+    let mut driver = Driver::new(small(8));
+    driver.submit(1, &tokens(1, 14), 6, Transfer::None);
+    let large = driver.submit(2, &tokens(2, 24), 1, import(24));
+    let little = driver.submit(3, &tokens(3, 3), 1, Transfer::None);
+    while driver.imports.is_empty() {
+        assert!(
+            driver.requests[&little].end.is_none(),
+            "it waits behind the import, which waits for blocks"
+        );
+        assert!(driver.run_step());
+    }
+    assert_eq!(driver.imports.keys().copied().collect::<Vec<_>>(), [large]);
+    driver.run();
+    assert!(
+        driver.requests[&little].end.is_some(),
+        "there is room beside the import"
+    );
+    driver.finish_import(large, Ok(()));
+    driver.run();
+    driver.assert_idle();
+}
