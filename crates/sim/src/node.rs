@@ -5,7 +5,7 @@
 
 use crate::cluster::{Cluster, WorkerSpec};
 use crate::noise::Noise;
-use homing_engine::api::{EngineConfig, KvChange, Step};
+use homing_engine::api::{EngineConfig, KvChange, Snapshot, Step};
 use homing_engine::{Engine, StepModel, StepShape};
 use homing_report::WorkerRecord;
 use homing_router::event::{KvBatch, KvUpdate, LoadReport, Role, WorkerInfo};
@@ -33,6 +33,8 @@ pub(crate) struct Node {
     pub(crate) exports: BTreeSet<RequestId>,
     /// What it answered to the last probe.
     pub(crate) probed: Option<(BootEpoch, LoadReport)>,
+    /// What its last sample said; a sample that would say the same is left out.
+    pub(crate) sampled: Option<Snapshot>,
     pub(crate) counts: Counts,
     config: EngineConfig,
     model: StepModel,
@@ -74,6 +76,7 @@ impl Node {
             armed: None,
             exports: BTreeSet::new(),
             probed: None,
+            sampled: None,
             counts: Counts::default(),
             noise: Noise::new(cluster.step_model.step_error_percent, seed, &spec.name),
             model: cluster.step_model.clone(),

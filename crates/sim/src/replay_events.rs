@@ -25,7 +25,7 @@ pub struct EventsOutcome {
 /// Why a recording could not be replayed, or did not give the same actions.
 #[derive(Debug, Error)]
 #[error(transparent)]
-pub struct EventsError(#[from] ReplayError);
+pub struct EventsError(#[from] pub ReplayError);
 
 /// Replays a recording and compares the actions.
 ///

@@ -1,6 +1,6 @@
 //! The engines: legs arrive, steps begin and end, and what engines say is passed on.
 
-use super::{KV_EVENT_LATENCY, Simulation, Wake};
+use super::{KV_EVENT_LATENCY, Simulation, Wake, earlier, rings};
 use crate::heap::Rank;
 use homing_engine::api::{
     Export, ExportEnd, FinishReason, Finished, Input, KvChange, Output, Reject, Sampled, StepItem, Submit, Transfer,
@@ -92,10 +92,9 @@ impl Simulation<'_> {
 
     pub(super) fn engine_timer(&mut self, index: usize, epoch: BootEpoch) {
         let node = &mut self.nodes[index];
-        if node.epoch != epoch {
+        if node.epoch != epoch || !rings(&mut node.armed, self.now) {
             return;
         }
-        node.armed = None;
         if let Some(engine) = &mut node.engine {
             engine.handle(self.now, Input::Timeout);
             self.changed.insert(index);
@@ -148,16 +147,10 @@ impl Simulation<'_> {
                 .plan(self.now + KV_EVENT_LATENCY, Rank::News, Wake::News(batch));
         }
         let due = node.engine.as_ref().and_then(|engine| engine.poll_timeout());
-        if let Some(due) = due.filter(|due| node.armed.is_none_or(|armed| *due < armed)) {
-            node.armed = Some(due);
-            self.heap.plan(
-                due.max(self.now),
-                Rank::Timer,
-                Wake::EngineTimer {
-                    node: index,
-                    epoch: node.epoch,
-                },
-            );
+        if let Some(due) = earlier(due, &mut node.armed, self.now) {
+            let epoch = node.epoch;
+            self.heap
+                .plan(due, Rank::Timer, Wake::EngineTimer { node: index, epoch });
         }
     }
 

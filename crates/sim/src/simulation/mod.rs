@@ -224,7 +224,9 @@ impl<'a> Simulation<'a> {
 
     fn wake(&mut self, wake: Wake) {
         match wake {
-            Wake::TurnsDue => self.turns_armed = None,
+            Wake::TurnsDue => {
+                rings(&mut self.turns_armed, self.now);
+            }
             Wake::Arrival(engine_id) => self.arrive(engine_id),
             Wake::StepEnds { node, epoch } => self.end_step(node, epoch),
             Wake::EngineTimer { node, epoch } => self.engine_timer(node, epoch),
@@ -258,17 +260,13 @@ impl<'a> Simulation<'a> {
 
     /// Plans the timers of the replay and of the router.
     fn arm(&mut self) {
-        if let Some(due) = self.replay.next_due() {
-            if self.turns_armed.is_none_or(|armed| due < armed) {
-                self.turns_armed = Some(due);
-                self.heap.plan(due.max(self.now), Rank::Turn, Wake::TurnsDue);
-            }
+        let due = self.replay.next_due();
+        if let Some(due) = earlier(due, &mut self.turns_armed, self.now) {
+            self.heap.plan(due, Rank::Turn, Wake::TurnsDue);
         }
-        if let Some(due) = self.router.poll_timeout() {
-            if self.router_armed.is_none_or(|armed| due < armed) {
-                self.router_armed = Some(due);
-                self.heap.plan(due.max(self.now), Rank::Timer, Wake::RouterTimer);
-            }
+        let due = self.router.poll_timeout();
+        if let Some(due) = earlier(due, &mut self.router_armed, self.now) {
+            self.heap.plan(due, Rank::Timer, Wake::RouterTimer);
         }
     }
 
@@ -295,6 +293,25 @@ impl<'a> Simulation<'a> {
             sessions_over_limit: left_out.sessions_over_limit,
         }
     }
+}
+
+/// When a timer is to be planned: `due`, unless it is planned for as early already. It counts as planned from now on.
+fn earlier(due: Option<Instant>, armed: &mut Option<Instant>, now: Instant) -> Option<Instant> {
+    let due = due?.max(now);
+    if armed.is_some_and(|armed| armed <= due) {
+        return None;
+    }
+    *armed = Some(due);
+    Some(due)
+}
+
+/// Whether a timer that was planned is still wanted now: planning it earlier leaves the later one in the heap.
+fn rings(armed: &mut Option<Instant>, now: Instant) -> bool {
+    let rings = *armed == Some(now);
+    if rings {
+        *armed = None;
+    }
+    rings
 }
 
 fn check_input(trace: &Trace, config: &SimConfig) -> Result<(), SimError> {

@@ -1,6 +1,6 @@
 //! The router is told what happened, and what it asks for is carried out.
 
-use super::{BROKEN_CONNECTION_LATENCY, Simulation, Wake};
+use super::{BROKEN_CONNECTION_LATENCY, Simulation, Wake, rings};
 use crate::heap::Rank;
 use crate::logs::{decision_line, name, path, sample_line};
 use homing_engine::api::Input;
@@ -31,8 +31,7 @@ impl Simulation<'_> {
     }
 
     pub(super) fn router_timer(&mut self) {
-        self.router_armed = None;
-        if self.router.poll_timeout().is_some_and(|due| due <= self.now) {
+        if rings(&mut self.router_armed, self.now) && self.router.poll_timeout().is_some_and(|due| due <= self.now) {
             self.news.push_back(Event::Timeout);
         }
     }
@@ -155,9 +154,12 @@ impl Simulation<'_> {
     pub(super) fn probe_worker(&mut self, index: usize, sample: bool) {
         let node = &mut self.nodes[index];
         let load = node.load();
-        if let Some(engine) = node.engine.as_ref().filter(|_| sample) {
+        let snapshot = node.engine.as_ref().map(|engine| engine.snapshot());
+        if let Some(load) = snapshot.filter(|_| sample && node.sampled != snapshot) {
+            node.sampled = snapshot;
+            let name = &node.spec.name;
             self.logs
-                .add(|| sample_line(self.now, &node.spec.name, &engine.snapshot(), self.trace.block_size));
+                .add(|| sample_line(self.now, name, &load, self.trace.block_size));
         }
         let answer = load.map(|load| (node.epoch, load));
         let news = answer.is_none() || node.probed != answer;
