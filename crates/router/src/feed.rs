@@ -130,6 +130,11 @@ impl Feed {
         !self.partial && !self.replaying && self.held.is_empty()
     }
 
+    /// Whether something was lost for good, so that the index knows a part only.
+    pub(crate) const fn is_partial(&self) -> bool {
+        self.partial
+    }
+
     /// Whether a replay is under way.
     pub(crate) const fn is_replaying(&self) -> bool {
         self.replaying

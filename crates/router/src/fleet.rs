@@ -90,8 +90,17 @@ impl Fleet {
         self.workers.values()
     }
 
+    /// The worker is known by this from now on, and by nothing that was known before but what was announced.
     pub(crate) fn join(&mut self, info: WorkerInfo) {
-        self.workers.insert(info.id, Worker::new(info));
+        let id = info.id;
+        let announced = self.get(id).and_then(|worker| worker.announced);
+        self.workers.insert(
+            id,
+            Worker {
+                announced,
+                ..Worker::new(info)
+            },
+        );
     }
 
     pub(crate) fn leave(&mut self, id: WorkerId) -> bool {

@@ -1,7 +1,7 @@
 //! The life of one request as an explicit state machine: waiting, prefilling elsewhere, connecting (its KV is on its way or being
 //! computed, no token yet), streaming, and yielding (cancelled, until the driver says how much reached the client).
 //!
-//! The machine is one pure function over all pairs of state and signal, without a wildcard, so that a new signal has to be
+//! The machine is a pure function over all pairs of state and signal, without a wildcard, so that a new signal has to be
 //! thought through for each state. It knows nothing of workers, books nothing and sends nothing: the router does what a
 //! transition says. Signals of attempts that were given up never get here; the router drops them by their [`LegId`].
 //!
@@ -176,116 +176,119 @@ pub(crate) enum Next {
     Drop,
 }
 
-/// What a signal does to a request in a phase.
-pub(crate) fn step(phase: Phase, signal: Signal) -> Transition {
-    use Cancels::{Both, Decode, Nothing, Prefill};
-    use Phase::{Connecting, Prefilling, Streaming, Waiting, Yielding};
-    let (cancels, next) = match (phase, signal) {
-        (
-            Waiting,
-            Signal::Placed {
-                prefills_elsewhere: true,
-            },
-        ) => (Nothing, Next::Prefill),
-        (
-            Waiting,
-            Signal::Placed {
-                prefills_elsewhere: false,
-            },
-        ) => (Nothing, Next::Connect),
-        (Waiting, Signal::Overdue) => (Nothing, Next::Retry),
-        (Waiting, Signal::ClientGone) => (Nothing, Next::Drop),
+/// What a signal does to a request in a phase: all pairs, a function for each phase.
+pub(crate) const fn step(phase: Phase, signal: Signal) -> Transition {
+    match phase {
+        Phase::Waiting => waiting(signal),
+        Phase::Prefilling => prefilling(signal),
+        Phase::Connecting => connecting(signal),
+        Phase::Streaming => streaming(signal),
+        Phase::Yielding(failure) => yielding(signal, failure),
+    }
+}
 
-        (Prefilling, Signal::PrefillDone) => (Nothing, Next::Connect),
-        (Prefilling, Signal::PrefillFailed(cause)) => (Nothing, failed(cause, Leg::Prefill)),
-        (Prefilling, Signal::Lost(leg)) => (
-            Prefill,
-            Next::Replan(Failure {
-                reason: Reason::Lost,
-                leg,
-            }),
-        ),
-        (Prefilling, Signal::Overdue) => (
-            Prefill,
-            Next::Replan(Failure {
-                reason: Reason::Slow,
-                leg: Leg::Prefill,
-            }),
-        ),
-        (Prefilling, Signal::ClientGone) => (Prefill, Next::Drop),
+/// No leg is out, so nothing but time and its client can touch it.
+const fn waiting(signal: Signal) -> Transition {
+    match signal {
+        Signal::Placed {
+            prefills_elsewhere: true,
+        } => then(Next::Prefill),
+        Signal::Placed {
+            prefills_elsewhere: false,
+        } => then(Next::Connect),
+        Signal::Overdue => then(Next::Retry),
+        Signal::ClientGone => then(Next::Drop),
+        Signal::PrefillDone
+        | Signal::FirstToken
+        | Signal::Finished
+        | Signal::PrefillFailed(_)
+        | Signal::DecodeFailed(..)
+        | Signal::Lost(_) => then(Next::Stay),
+    }
+}
 
-        (Connecting, Signal::FirstToken) => (Nothing, Next::Stream),
-        (Connecting | Streaming | Yielding(_), Signal::Finished) => (Nothing, Next::Finish),
-        // What the prefill worker still holds for this leg is of no use any more.
-        (Connecting, Signal::DecodeFailed(cause, cut)) => (Prefill, cut_off(cause, cut)),
-        (Connecting, Signal::PrefillFailed(cause)) => (
-            Decode,
-            Next::Yield(Failure {
-                reason: Reason::of(cause),
-                leg: Leg::Prefill,
-            }),
-        ),
-        (Connecting, Signal::Lost(leg)) => (
-            Both,
-            Next::Yield(Failure {
-                reason: Reason::Lost,
-                leg,
-            }),
-        ),
-        (Connecting, Signal::Overdue) => (
-            Both,
-            Next::Yield(Failure {
-                reason: Reason::Slow,
-                leg: Leg::Decode,
-            }),
-        ),
-        (Connecting, Signal::ClientGone) => (Both, Next::Drop),
+/// The prefill leg is out; the decode leg has a place and was not sent.
+const fn prefilling(signal: Signal) -> Transition {
+    match signal {
+        Signal::PrefillDone => then(Next::Connect),
+        Signal::PrefillFailed(cause) => then(failed(cause, Leg::Prefill)),
+        Signal::Lost(leg) => Cancels::Prefill.then(Next::Replan(Failure {
+            reason: Reason::Lost,
+            leg,
+        })),
+        Signal::Overdue => Cancels::Prefill.then(Next::Replan(Failure {
+            reason: Reason::Slow,
+            leg: Leg::Prefill,
+        })),
+        Signal::ClientGone => Cancels::Prefill.then(Next::Drop),
+        Signal::Placed { .. } | Signal::FirstToken | Signal::Finished | Signal::DecodeFailed(..) => then(Next::Stay),
+    }
+}
 
-        (Streaming, Signal::DecodeFailed(cause, cut)) => (Nothing, cut_off(cause, cut)),
-        (Streaming, Signal::Lost(Leg::Decode)) => (
-            Decode,
-            Next::Yield(Failure {
-                reason: Reason::Lost,
-                leg: Leg::Decode,
-            }),
-        ),
-        (Streaming, Signal::Overdue) => (
-            Decode,
-            Next::Yield(Failure {
-                reason: Reason::Slow,
-                leg: Leg::Decode,
-            }),
-        ),
-        (Streaming, Signal::ClientGone) => (Decode, Next::Drop),
+/// The decode leg is out. A prefill worker may still hold KV for it, so it is told of whatever ends this phase early.
+const fn connecting(signal: Signal) -> Transition {
+    match signal {
+        Signal::FirstToken => then(Next::Stream),
+        Signal::Finished => then(Next::Finish),
+        Signal::DecodeFailed(cause, cut) => Cancels::Prefill.then(cut_off(cause, cut)),
+        Signal::PrefillFailed(cause) => Cancels::Decode.then(Next::Yield(Failure {
+            reason: Reason::of(cause),
+            leg: Leg::Prefill,
+        })),
+        Signal::Lost(leg) => Cancels::Both.then(Next::Yield(Failure {
+            reason: Reason::Lost,
+            leg,
+        })),
+        Signal::Overdue => Cancels::Both.then(Next::Yield(Failure {
+            reason: Reason::Slow,
+            leg: Leg::Decode,
+        })),
+        Signal::ClientGone => Cancels::Both.then(Next::Drop),
+        Signal::Placed { .. } | Signal::PrefillDone => then(Next::Stay),
+    }
+}
 
-        (Yielding(failure), Signal::DecodeFailed(_, Cut::Resumable)) => (Nothing, Next::Replan(failure)),
-        (Yielding(failure), Signal::DecodeFailed(_, Cut::Final)) => (Nothing, Next::Reject(failure)),
-        (Yielding(failure), Signal::Overdue) => (Nothing, Next::Presume(failure)),
-        (Yielding(_), Signal::ClientGone) => (Nothing, Next::Drop),
+/// The KV has arrived and the answer is on its way: the prefill leg matters no more.
+const fn streaming(signal: Signal) -> Transition {
+    match signal {
+        Signal::Finished => then(Next::Finish),
+        Signal::DecodeFailed(cause, cut) => then(cut_off(cause, cut)),
+        Signal::Lost(Leg::Decode) => Cancels::Decode.then(Next::Yield(Failure {
+            reason: Reason::Lost,
+            leg: Leg::Decode,
+        })),
+        Signal::Overdue => Cancels::Decode.then(Next::Yield(Failure {
+            reason: Reason::Slow,
+            leg: Leg::Decode,
+        })),
+        Signal::ClientGone => Cancels::Decode.then(Next::Drop),
+        Signal::Placed { .. }
+        | Signal::PrefillDone
+        | Signal::FirstToken
+        | Signal::PrefillFailed(_)
+        | Signal::Lost(Leg::Prefill) => then(Next::Stay),
+    }
+}
 
-        // Placing is for those that wait; answers are of legs that were sent, once; where the KV has arrived, the prefill
-        // leg matters no more.
-        (Prefilling | Connecting | Streaming | Yielding(_), Signal::Placed { .. })
-        | (
-            Waiting,
-            Signal::PrefillDone
-            | Signal::FirstToken
-            | Signal::Finished
-            | Signal::PrefillFailed(_)
-            | Signal::DecodeFailed(..)
-            | Signal::Lost(_),
-        )
-        | (Prefilling, Signal::FirstToken | Signal::Finished | Signal::DecodeFailed(..))
-        | (Connecting, Signal::PrefillDone)
-        | (
-            Streaming,
-            Signal::PrefillDone | Signal::FirstToken | Signal::PrefillFailed(_) | Signal::Lost(Leg::Prefill),
-        )
-        | (Yielding(_), Signal::PrefillDone | Signal::FirstToken | Signal::PrefillFailed(_) | Signal::Lost(_)) => {
-            (Nothing, Next::Stay)
-        }
-    };
-    Transition { cancels, next }
+/// All legs are cancelled already. If the answer turns out to be complete, the cancel came too late, and all is well.
+const fn yielding(signal: Signal, failure: Failure) -> Transition {
+    match signal {
+        Signal::Finished => then(Next::Finish),
+        Signal::DecodeFailed(_, Cut::Resumable) => then(Next::Replan(failure)),
+        Signal::DecodeFailed(_, Cut::Final) => then(Next::Reject(failure)),
+        Signal::Overdue => then(Next::Presume(failure)),
+        Signal::ClientGone => then(Next::Drop),
+        Signal::Placed { .. }
+        | Signal::PrefillDone
+        | Signal::FirstToken
+        | Signal::PrefillFailed(_)
+        | Signal::Lost(_) => then(Next::Stay),
+    }
+}
+
+/// A transition that cancels nothing.
+const fn then(next: Next) -> Transition {
+    Cancels::Nothing.then(next)
 }
 
 /// A leg failed before anything of its answer was sent.
@@ -377,11 +380,125 @@ impl Reason {
 }
 
 impl Cancels {
+    const fn then(self, next: Next) -> Transition {
+        Transition { cancels: self, next }
+    }
+
     pub(crate) const fn prefill(self) -> bool {
         matches!(self, Self::Prefill | Self::Both)
     }
 
     pub(crate) const fn decode(self) -> bool {
         matches!(self, Self::Decode | Self::Both)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REASON: Failure = Failure {
+        reason: Reason::Lost,
+        leg: Leg::Decode,
+    };
+    const PHASES: [Phase; 5] = [
+        Phase::Waiting,
+        Phase::Prefilling,
+        Phase::Connecting,
+        Phase::Streaming,
+        Phase::Yielding(REASON),
+    ];
+
+    /// What one signal leads to in each phase, in the order of `PHASES`.
+    fn check(signal: Signal, expected: [Transition; 5]) {
+        for (phase, expected) in PHASES.into_iter().zip(expected) {
+            assert_eq!(step(phase, signal), expected, "{signal:?} while {}", phase.as_str());
+        }
+    }
+
+    #[test]
+    fn a_client_that_goes_takes_its_legs_with_it() {
+        let drop = Next::Drop;
+        let both = Cancels::Both.then(drop);
+        check(
+            Signal::ClientGone,
+            [
+                then(drop),
+                Cancels::Prefill.then(drop),
+                both,
+                Cancels::Decode.then(drop),
+                then(drop),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_lost_worker_ends_what_still_needs_it() {
+        let lost = |leg| Failure {
+            reason: Reason::Lost,
+            leg,
+        };
+        for leg in [Leg::Prefill, Leg::Decode] {
+            let streaming = match leg {
+                Leg::Prefill => then(Next::Stay),
+                Leg::Decode => Cancels::Decode.then(Next::Yield(lost(leg))),
+            };
+            check(
+                Signal::Lost(leg),
+                [
+                    then(Next::Stay),
+                    Cancels::Prefill.then(Next::Replan(lost(leg))),
+                    Cancels::Both.then(Next::Yield(lost(leg))),
+                    streaming,
+                    then(Next::Stay),
+                ],
+            );
+        }
+    }
+
+    #[test]
+    fn a_failed_decode_leg_is_planned_again_where_that_is_exact() {
+        let failure = Failure {
+            reason: Reason::Transfer,
+            leg: Leg::Decode,
+        };
+        let (again, told) = (Next::Replan(failure), Next::Reject(failure));
+        check(
+            Signal::DecodeFailed(FailureCause::Transfer, Cut::Resumable),
+            [
+                then(Next::Stay),
+                then(Next::Stay),
+                Cancels::Prefill.then(again),
+                then(again),
+                then(Next::Replan(REASON)),
+            ],
+        );
+        check(
+            Signal::DecodeFailed(FailureCause::Transfer, Cut::Final),
+            [
+                then(Next::Stay),
+                then(Next::Stay),
+                Cancels::Prefill.then(told),
+                then(told),
+                then(Next::Reject(REASON)),
+            ],
+        );
+        let refused = Failure {
+            reason: Reason::Invalid,
+            leg: Leg::Prefill,
+        };
+        assert_eq!(
+            step(Phase::Prefilling, Signal::PrefillFailed(FailureCause::Invalid)),
+            then(Next::Reject(refused)),
+            "what one worker refuses, another would too"
+        );
+    }
+
+    #[test]
+    fn an_answer_that_is_complete_is_complete() {
+        let (stay, finish) = (then(Next::Stay), then(Next::Finish));
+        check(Signal::Finished, [stay, stay, finish, finish, finish]);
+        check(Signal::FirstToken, [stay, stay, then(Next::Stream), stay, stay]);
+        check(Signal::PrefillDone, [stay, then(Next::Connect), stay, stay, stay]);
     }
 }

@@ -134,7 +134,7 @@ impl Residency {
         }
     }
 
-    /// Blocks of this prompt that events of a worker with a gap claim beyond what it reported are not believed.
+    /// Blocks of this prompt that the events of a worker with a lost part claim beyond what it reported are not believed.
     pub(crate) fn disbelieve(&mut self, worker: WorkerId, prompt: &[BlockHash], reported_blocks: usize) {
         let beyond = prompt.get(reported_blocks..).unwrap_or_default();
         self.index.remove(worker, beyond, Tier::Gpu);

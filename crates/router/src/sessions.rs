@@ -116,7 +116,7 @@ impl Sessions {
     }
 
     /// A turn of it has ended, however it did.
-    pub(crate) fn end(&mut self, now: Instant, id: SessionId) {
+    pub(crate) fn end(&mut self, now: Instant, id: SessionId, index: &mut ResidencyIndex) {
         let session = self
             .sessions
             .get_mut(&id)
@@ -125,6 +125,7 @@ impl Sessions {
         session.last_used = now;
         if session.in_flight == 0 {
             self.idle.insert((now, id));
+            self.forget_surplus(index);
         }
     }
 

@@ -11,9 +11,11 @@
 //! 3. Without a home the least estimate wins: `seed` or `reseed` through a prefill worker; `local` where a worker does both,
 //!    where nobody can prefill for it, or where next to nothing is to be computed (`local_tokens`).
 //!
-//!     prefill  = (prefill tokens queued there + tokens that it lacks) / prefill_tps
-//!     transfer = (transfers ahead on the link + 1) * tokens to move / transfer_tps + recent failures of the link * failure_s
-//!     place    = requests there * request_s + (tokens of the sessions that live there + prompt) / pool * pool_s
+//! ```text
+//! prefill  = (prefill tokens queued there + tokens that it lacks) / prefill_tps
+//! transfer = (transfers ahead on the link + 1) * tokens to move / transfer_tps + recent failures of the link * failure_s
+//! place    = requests there * request_s + (tokens of the sessions that live there + prompt) / pool * pool_s
+//! ```
 //!
 //! What the prefill worker lacks is counted with all overlap, boilerplate too: that is what it saves. For the decode
 //! worker only the family's own blocks count, and nothing for a new family: boilerplate never decides where a session will live.

@@ -276,7 +276,7 @@ impl Router {
         self.timers.clear(Timer::Request(id));
         let request = self.requests.remove(&id).expect("only a living request ends");
         self.queue.remove(&(request.deadline, id));
-        self.sessions.end(self.now, request.session);
+        self.sessions.end(self.now, request.session, &mut self.residency.index);
         self.history.ended(self.now, id, outcome);
     }
 
@@ -348,9 +348,10 @@ impl Router {
         let block_size = self.config.block_size;
         if reported + SLACK_BLOCKS * block_size < expected {
             let reported_blocks = (reported / block_size) as usize;
-            let exact = record.state() == crate::action::WorkerState::Exact;
+            let partial = record.feed.is_partial();
             self.residency.correct(worker, &prompt, reported_blocks);
-            if !exact {
+            // A gap that is still being filled says nothing about what came before it.
+            if partial {
                 self.residency.disbelieve(worker, &prompt, reported_blocks);
             }
         }
