@@ -129,3 +129,74 @@ impl Client {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homing_workload::{Session, Turn};
+
+    const BLOCK: u32 = 16;
+
+    fn client(prompt_tokens: u32) -> Client {
+        let turn = Turn {
+            agent: 0,
+            prompt_tokens,
+            output_tokens: 50,
+            content: (0..u64::from(prompt_tokens / BLOCK)).collect(),
+            after: Vec::new(),
+            gap: Duration::ZERO,
+        };
+        let session = Session {
+            id: "s".to_owned(),
+            start: None,
+            turns: vec![turn],
+        };
+        let trace = Trace {
+            name: "t".to_owned(),
+            block_size: BLOCK,
+            sessions: vec![session],
+        };
+        Client::new(&trace, TurnRef { session: 0, turn: 0 }, Instant::ZERO)
+    }
+
+    #[test]
+    fn an_attempt_goes_on_after_what_was_received() {
+        let mut client = client(40);
+        assert_eq!(client.resume(BLOCK), Resume::Start);
+        let own = client.prompt.clone();
+        (0..30).for_each(|second| client.receive(Instant::from_nanos(second)));
+        // Tokens 41 to 70: the blocks that end at 48 and 64 are full.
+        let third = client.answer_hash(own.tip(), 2);
+        let fourth = client.answer_hash(Some(third), 3);
+        let blocks = [&own.blocks[..], &[third, fourth]].concat();
+        let prompt = Prompt::new(blocks, 70, BLOCK);
+        assert_eq!(
+            client.resume(BLOCK),
+            Resume::After {
+                prompt: prompt.clone(),
+                max_output_tokens: 20
+            }
+        );
+        assert_eq!(
+            client.resume(BLOCK),
+            Resume::After {
+                prompt,
+                max_output_tokens: 20
+            },
+            "asked again"
+        );
+        (0..10).for_each(|second| client.receive(Instant::from_nanos(second)));
+        let Resume::After {
+            prompt,
+            max_output_tokens,
+        } = client.resume(BLOCK)
+        else {
+            panic!("some was received")
+        };
+        assert_eq!(
+            (prompt.tokens, prompt.blocks.len(), max_output_tokens),
+            (80, 5, 10),
+            "and a second time"
+        );
+    }
+}

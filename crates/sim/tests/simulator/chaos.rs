@@ -3,7 +3,7 @@
 //! The simulator's own checkers look at every run; these tests make the runs.
 
 use crate::common::{BLOCK, agents, config, one_session, run};
-use homing_report::Path;
+use homing_report::{Path, WorkerRecord};
 use homing_sim::{Fault, SimError, simulate};
 use homing_units::{Duration, Instant, WorkerId};
 use homing_workload::Start;
@@ -39,6 +39,18 @@ fn every_policy_serves_every_shape() {
                     "{policy} on {cluster}, sessions named: {named}"
                 );
                 assert_eq!(outcome.run.requests.len(), trace.turn_count());
+                let sum =
+                    |count: fn(&WorkerRecord) -> Option<u64>| outcome.run.workers.iter().filter_map(count).sum::<u64>();
+                assert_eq!(
+                    sum(|worker| worker.transfer_errors),
+                    0,
+                    "{policy} on {cluster}: an export nobody acknowledged"
+                );
+                assert_eq!(
+                    sum(|worker| worker.transfers_in),
+                    sum(|worker| worker.transfers_out),
+                    "{policy} on {cluster}"
+                );
             }
         }
     }
@@ -87,6 +99,11 @@ fn a_worker_that_comes_back_is_used_again_with_nothing_in_its_cache() {
     assert!(
         cached.contains(&(2_200 / BLOCK * BLOCK)),
         "the new cache is used: {cached:?}"
+    );
+    assert_eq!(
+        requests[2].path,
+        Some(Path::Local),
+        "the router assumes nothing of the old cache"
     );
     let colds = cached.iter().filter(|tokens| **tokens == 0).count();
     assert_eq!(colds, 2, "the first turn, and one after the crash: {cached:?}");

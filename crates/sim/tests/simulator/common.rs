@@ -36,7 +36,7 @@ pub fn agents(seed: u64, sessions: u32, turns: u32) -> Trace {
                 gap: Duration::from_millis(draw(rng, 0, 4000)),
             });
         }
-        if index % 3 == 0 {
+        if index.is_multiple_of(3) {
             made.push(sub_agent(next, turns - 1, rng));
         }
         Session {

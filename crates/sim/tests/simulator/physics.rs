@@ -4,7 +4,7 @@ use crate::common::{BLOCK, config, one_session, run};
 use homing_engine::{Chunk, StepModel, StepShape};
 use homing_report::{Path, RequestRecord};
 use homing_sim::SimConfig;
-use homing_units::Duration;
+use homing_units::{Duration, Instant};
 use homing_workload::Trace;
 
 fn quiet(trace: &Trace, cluster: &str, policy: &str) -> SimConfig {
@@ -98,4 +98,18 @@ fn a_prompt_that_no_worker_holds_is_an_error_of_its_kind() {
     let outcome = run(&trace, &config);
     assert_eq!((outcome.run.requests.len(), outcome.left_out.turns), (1, 2));
     assert_eq!(outcome.left_out.sessions_shortened, 1);
+}
+
+#[test]
+fn a_turn_follows_the_end_of_the_one_before_it_by_its_gap() {
+    let trace = one_session(&[(1_000, 9), (1_100, 9), (1_200, 9)]);
+    let mut config = quiet(&trace, "h200x1-dp", "homing");
+    config.replay.time_scale = 4.0;
+    let requests = served(&trace, &config);
+    // The first turn's gap is after the session's start.
+    let mut due = Instant::ZERO + Duration::from_millis(250);
+    for request in &requests {
+        assert_eq!(request.arrival, due, "turn {}", request.turn);
+        due = request.end + Duration::from_millis(250);
+    }
 }
