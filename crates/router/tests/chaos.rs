@@ -2,6 +2,8 @@
 //! clocks that run out, in an order drawn from a seed. After each event the parts agree; each request ends exactly once; at
 //! the end nothing is booked, the index is what the workers hold, and a replay of the recording does the same again.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod support;
 
 use homing_kv::{BlockHash, Prompt, Tier};

@@ -21,7 +21,7 @@ fn worker(id: u32, role: Role) -> Event {
 
 fn turn(request: u64, blocks: u128) -> Event {
     let hashes: Vec<_> = (1..=blocks).map(BlockHash).collect();
-    let tokens = u32::try_from(blocks * 16 + 5).unwrap();
+    let tokens = u32::try_from(blocks * 16 + 5).expect("a short prompt");
     Event::Turn(Turn {
         request: RequestId(request),
         session: SessionHint::Recognise,
@@ -55,6 +55,17 @@ fn dispatched(actions: &[Action]) -> Vec<Dispatch> {
     actions.iter().filter_map(dispatch).collect()
 }
 
+fn ended(request: u64) -> Event {
+    let usage = LegUsage {
+        cached_tokens: Some(0),
+        output_tokens: 40,
+    };
+    Event::Finished {
+        leg: leg(request, Leg::Decode),
+        usage,
+    }
+}
+
 #[test]
 fn a_session_is_seeded_once_and_appends_from_then_on() {
     let mut router = Router::new(RouterConfig::default());
@@ -65,26 +76,19 @@ fn a_session_is_seeded_once_and_appends_from_then_on() {
         matches!(&first[0], Action::Decided(decision) if decision.path == Path::Seed),
         "{first:?}"
     );
-    let prefill = Dispatch {
+    let sent = |leg, worker, kv| Dispatch {
+        leg,
+        worker: WorkerId(worker),
+        kv,
+    };
+    assert_eq!(dispatched(&first), [sent(leg(0, Leg::Prefill), 0, KvUse::Export)]);
+    let answer = Event::PrefillDone {
         leg: leg(0, Leg::Prefill),
-        worker: WorkerId(0),
-        kv: KvUse::Export,
+        cached_tokens: Some(0),
     };
-    assert_eq!(dispatched(&first), [prefill]);
-    let ready = actions(
-        &mut router,
-        2,
-        Event::PrefillDone {
-            leg: leg(0, Leg::Prefill),
-            cached_tokens: Some(0),
-        },
-    );
-    let decode = Dispatch {
-        leg: leg(0, Leg::Decode),
-        worker: WorkerId(1),
-        kv: KvUse::Import { from: WorkerId(0) },
-    };
-    assert_eq!(dispatched(&ready), [decode]);
+    let ready = actions(&mut router, 2, answer);
+    let import = KvUse::Import { from: WorkerId(0) };
+    assert_eq!(dispatched(&ready), [sent(leg(0, Leg::Decode), 1, import)]);
     assert!(
         actions(
             &mut router,
@@ -95,21 +99,7 @@ fn a_session_is_seeded_once_and_appends_from_then_on() {
         )
         .is_empty()
     );
-    let usage = LegUsage {
-        cached_tokens: Some(0),
-        output_tokens: 40,
-    };
-    assert!(
-        actions(
-            &mut router,
-            4,
-            Event::Finished {
-                leg: leg(0, Leg::Decode),
-                usage
-            }
-        )
-        .is_empty()
-    );
+    assert!(actions(&mut router, 4, ended(0)).is_empty());
     assert!(router.idle());
 
     let second = actions(&mut router, 5, turn(1, 1_010));
@@ -120,20 +110,13 @@ fn a_session_is_seeded_once_and_appends_from_then_on() {
         (decision.path, decision.turn_index, decision.expected_cached_tokens),
         (Path::Append, 1, 16_000)
     );
-    let append = Dispatch {
+    assert_eq!(dispatched(&second), [sent(leg(1, Leg::Decode), 1, KvUse::Local)]);
+    let gone = actions(&mut router, 6, Event::ClientGone(RequestId(1)));
+    let cancel = Action::Cancel {
         leg: leg(1, Leg::Decode),
         worker: WorkerId(1),
-        kv: KvUse::Local,
     };
-    assert_eq!(dispatched(&second), [append]);
-    let gone = actions(&mut router, 6, Event::ClientGone(RequestId(1)));
-    assert_eq!(
-        gone,
-        [Action::Cancel {
-            leg: leg(1, Leg::Decode),
-            worker: WorkerId(1)
-        }]
-    );
+    assert_eq!(gone, [cancel]);
     assert!(router.idle());
 }
 

@@ -1,5 +1,7 @@
 //! The recording's codec: what is written is read again, and whatever else is read is an error with its place.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use homing_kv::{BlockHash, Prompt, Tier};
 use homing_router::RouterConfig;
 use homing_router::event::{
@@ -45,22 +47,54 @@ fn update() -> impl Strategy<Value = KvUpdate> {
     ]
 }
 
-fn event() -> impl Strategy<Value = Event> {
+/// Events of workers.
+fn worker_event() -> impl Strategy<Value = Event> {
     let info = |(id, epoch, transfers, kv_events): (WorkerId, u64, bool, bool)| {
-        let epoch = BootEpoch(epoch);
-        let name = format!("w{}", id.0);
-        let (role, kv_tokens) = (Role::Both, 1 << 20);
         Event::WorkerJoined(WorkerInfo {
             id,
-            name,
-            role,
-            epoch,
-            kv_tokens,
+            name: format!("w{}", id.0),
+            role: Role::Both,
+            epoch: BootEpoch(epoch),
+            kv_tokens: 1 << 20,
             max_context_tokens: 9_999,
             transfers,
             kv_events,
         })
     };
+    let load = |(worker, running, kv_tokens_used)| LoadReport {
+        worker,
+        running,
+        waiting: 1,
+        kv_tokens_used,
+    };
+    let batch = |(worker, sequence, updates)| KvBatch {
+        worker,
+        epoch: BootEpoch(1),
+        sequence,
+        updates,
+    };
+    prop_oneof![
+        (worker(), any::<u64>(), any::<bool>(), any::<bool>()).prop_map(info),
+        worker().prop_map(Event::WorkerLeft),
+        (
+            worker(),
+            prop::option::of(any::<u64>().prop_map(BootEpoch)),
+            any::<bool>()
+        )
+            .prop_map(|(worker, epoch, alive)| Event::Health(HealthReport { worker, epoch, alive })),
+        (worker(), any::<u32>(), any::<u64>())
+            .prop_map(load)
+            .prop_map(Event::Load),
+        (worker(), any::<u64>(), prop::collection::vec(update(), 0..4))
+            .prop_map(batch)
+            .prop_map(Event::Kv),
+        (worker(), any::<bool>()).prop_map(|(worker, complete)| Event::ResyncDone { worker, complete }),
+        Just(Event::Timeout),
+    ]
+}
+
+/// Events of requests.
+fn request_event() -> impl Strategy<Value = Event> {
     let cause = prop_oneof![
         Just(FailureCause::Unreachable),
         Just(FailureCause::Transfer),
@@ -78,56 +112,34 @@ fn event() -> impl Strategy<Value = Event> {
         Just(SessionHint::Recognise),
         any::<u128>().prop_map(SessionHint::Explicit)
     ];
+    let turn = |(id, session, prompt, max_output_tokens)| Turn {
+        request: RequestId(id),
+        session,
+        prompt,
+        max_output_tokens,
+    };
+    let usage = |output_tokens| LegUsage {
+        cached_tokens: None,
+        output_tokens,
+    };
     prop_oneof![
-        (worker(), any::<u64>(), any::<bool>(), any::<bool>()).prop_map(info),
-        worker().prop_map(Event::WorkerLeft),
-        (
-            worker(),
-            prop::option::of(any::<u64>().prop_map(BootEpoch)),
-            any::<bool>()
-        )
-            .prop_map(|(worker, epoch, alive)| Event::Health(HealthReport { worker, epoch, alive })),
-        (worker(), any::<u32>(), any::<u64>()).prop_map(|(worker, running, used)| Event::Load(LoadReport {
-            worker,
-            running,
-            waiting: 1,
-            kv_tokens_used: used
-        })),
-        (worker(), any::<u64>(), prop::collection::vec(update(), 0..4)).prop_map(|(worker, sequence, updates)| {
-            Event::Kv(KvBatch {
-                worker,
-                epoch: BootEpoch(1),
-                sequence,
-                updates,
-            })
-        }),
-        (worker(), any::<bool>()).prop_map(|(worker, complete)| Event::ResyncDone { worker, complete }),
-        (any::<u64>().prop_map(RequestId), hint, prompt(), any::<u32>()).prop_map(
-            |(request, session, prompt, most)| {
-                Event::Turn(Turn {
-                    request,
-                    session,
-                    prompt,
-                    max_output_tokens: most,
-                })
-            }
-        ),
+        (any::<u64>(), hint, prompt(), any::<u32>())
+            .prop_map(turn)
+            .prop_map(Event::Turn),
         (leg(), prop::option::of(any::<u32>()))
             .prop_map(|(leg, cached_tokens)| Event::PrefillDone { leg, cached_tokens }),
         leg().prop_map(|leg| Event::FirstToken { leg }),
-        (leg(), any::<u32>()).prop_map(|(leg, output_tokens)| {
-            Event::Finished {
-                leg,
-                usage: LegUsage {
-                    cached_tokens: None,
-                    output_tokens,
-                },
-            }
+        (leg(), any::<u32>()).prop_map(move |(leg, tokens)| Event::Finished {
+            leg,
+            usage: usage(tokens)
         }),
         (leg(), cause, resume).prop_map(|(leg, cause, resume)| Event::LegFailed(LegFailure { leg, cause, resume })),
         any::<u64>().prop_map(|id| Event::ClientGone(RequestId(id))),
-        Just(Event::Timeout),
     ]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![worker_event(), request_event()]
 }
 
 fn record(events: &[(u64, Event)]) -> Vec<u8> {

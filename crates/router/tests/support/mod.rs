@@ -74,7 +74,7 @@ impl Driver {
 
     pub fn with_config(policy: &str, config: RouterConfig, workers: &[WorkerInfo]) -> Self {
         let mut driver = Self::new(RouterConfig {
-            policy: policy.parse().unwrap(),
+            policy: policy.parse().expect("a policy of a test"),
             ..config
         });
         for worker in workers {
