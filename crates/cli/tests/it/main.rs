@@ -1,0 +1,6 @@
+//! The binary as its users meet it: one test program, so that it is linked once.
+
+mod common;
+mod simulate;
+mod up;
+mod usage;
