@@ -102,7 +102,7 @@ impl Target {
             .context("the endpoint lists no model: name one with --model")?;
         let admin = endpoint.get("/admin/workers").await.ok().flatten().unwrap_or_default();
         let text = |value: &Value, name: &str| value[name].as_str().unwrap_or("unknown").to_owned();
-        let workers = admin["workers"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let workers = admin["data"].as_array().map(Vec::as_slice).unwrap_or_default();
         Ok(Self {
             model,
             workers: workers

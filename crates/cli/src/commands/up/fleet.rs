@@ -130,8 +130,13 @@ async fn supervise(recipe: Recipe, mut child: Child, address: SocketAddr, stop: 
     let mut pause = RESTART_PAUSE.0;
     loop {
         let since = tokio::time::Instant::now();
+        // Held apart: waiting for a child closes its standard input, which is what tells a worker to stop.
+        let stdin = child.stdin.take();
         tokio::select! {
-            () = stop.cancelled() => return end(child).await,
+            () = stop.cancelled() => {
+                drop(stdin);
+                return end(child).await;
+            }
             status = child.wait() => match status {
                 Ok(status) => eprintln!("worker {} ended ({status}): starting it again", recipe.name),
                 Err(error) => eprintln!("worker {} is lost ({error}): starting it again", recipe.name),
@@ -154,9 +159,8 @@ async fn supervise(recipe: Recipe, mut child: Child, address: SocketAddr, stop: 
     }
 }
 
-/// Closes a worker's standard input, waits for it to end, and kills it if it does not.
+/// Waits for a worker that was told to stop, and kills it if it does not.
 async fn end(mut child: Child) {
-    drop(child.stdin.take());
     if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
         // It is gone already where this fails.
         let _ = child.kill().await;
