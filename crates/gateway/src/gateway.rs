@@ -2,8 +2,8 @@
 
 use crate::clock::Clock;
 use crate::config::{GatewayConfig, WorkerSpec};
-use crate::core_task::{CoreHandle, CoreTask, Message};
-use crate::engine::Watch;
+use crate::core_task::{CoreHandle, CoreTask};
+use crate::engine::{ResyncSender, Watch};
 use crate::fleet::Fleet;
 use crate::recorder::Recorder;
 use crate::routes::routes;
@@ -88,50 +88,13 @@ impl Gateway {
         };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        let clock = Clock::start();
-        let fleet = Arc::new(Fleet::new(&config.workers));
-        let upstream = Upstream::new();
-        let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet)));
+        let parts = Parts::new(&config);
         let (core, messages) = CoreHandle::channel();
-        let watch = |worker| Watch {
-            worker,
-            fleet: Arc::clone(&fleet),
-            upstream: upstream.clone(),
-            core: core.clone(),
-            telemetry: Arc::clone(&telemetry),
-            clocks: config.clocks.clone(),
-            block_size: config.router.block_size,
-        };
-        let mut resyncs = HashMap::new();
-        let mut watches = Vec::new();
-        for member in fleet.members() {
-            let (sender, orders) = mpsc::channel(RESYNCS);
-            resyncs.insert(member.id, sender);
-            watches.push(tokio::spawn(watch(member.id).run(orders)));
-        }
+        let (watches, resyncs) = parts.watch(&config, &core);
         let recorder = recorder(&config)?;
-        let core_task = start_core(&config, clock, &telemetry, resyncs, recorder, messages);
-        let tokeniser = match vocabulary {
-            Some(vocabulary) => Tokeniser::of_vocabulary(vocabulary),
-            None => Tokeniser::of_engines(Arc::clone(&fleet), upstream.clone()),
-        };
-        let (turns, _) = broadcast::channel(TURN_LOGS);
-        let shell = Arc::new(Shell {
-            core,
-            fleet,
-            upstream,
-            telemetry,
-            tokeniser,
-            clock,
-            block_size: config.router.block_size,
-            default_output_tokens: config.limits.default_output_tokens.max(1),
-            client_stall: config.clocks.client_stall,
-            turns: turns.clone(),
-            abandon: CancellationToken::new(),
-            flights: TaskTracker::new(),
-            life: life(),
-            requests: AtomicU64::new(0),
-        });
+        let core_task = tokio::spawn(parts.core(&config, resyncs, recorder).run(messages));
+        let shell = Arc::new(parts.shell(&config, core, vocabulary));
+        let turns = shell.turns.clone();
         let (stop, connections) = (CancellationToken::new(), TaskTracker::new());
         let (abandon, flights) = (shell.abandon.clone(), shell.flights.clone());
         let routes = routes(shell, config.limits.body_bytes);
@@ -219,25 +182,85 @@ impl Drop for Gateway {
     }
 }
 
-fn start_core(
-    config: &GatewayConfig,
+/// Where the core orders replays of each worker's KV events.
+type Resyncs = HashMap<WorkerId, ResyncSender>;
+
+/// What the tasks of a gateway have in common.
+struct Parts {
     clock: Clock,
-    telemetry: &Arc<Telemetry>,
-    resyncs: HashMap<WorkerId, mpsc::Sender<crate::engine::Resync>>,
-    recorder: Option<Recorder>,
-    messages: mpsc::Receiver<Message>,
-) -> JoinHandle<()> {
-    let core = CoreTask {
-        router: Router::new(config.router.clone()),
-        clock,
-        flights: HashMap::new(),
-        resyncs,
-        recorder,
-        telemetry: Arc::clone(telemetry),
-        decisions: VecDeque::new(),
-        decisions_max: config.limits.decisions,
-    };
-    tokio::spawn(core.run(messages))
+    fleet: Arc<Fleet>,
+    upstream: Upstream,
+    telemetry: Arc<Telemetry>,
+}
+
+impl Parts {
+    fn new(config: &GatewayConfig) -> Self {
+        let fleet = Arc::new(Fleet::new(&config.workers));
+        let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet)));
+        Self {
+            clock: Clock::start(),
+            fleet,
+            upstream: Upstream::new(),
+            telemetry,
+        }
+    }
+
+    /// Starts a watch for each worker.
+    fn watch(&self, config: &GatewayConfig, core: &CoreHandle) -> (Vec<JoinHandle<()>>, Resyncs) {
+        let mut watches = Vec::new();
+        let mut resyncs = Resyncs::new();
+        for member in self.fleet.members() {
+            let watch = Watch {
+                worker: member.id,
+                fleet: Arc::clone(&self.fleet),
+                upstream: self.upstream.clone(),
+                core: core.clone(),
+                telemetry: Arc::clone(&self.telemetry),
+                clocks: config.clocks.clone(),
+                block_size: config.router.block_size,
+            };
+            let (sender, orders) = mpsc::channel(RESYNCS);
+            resyncs.insert(member.id, sender);
+            watches.push(tokio::spawn(watch.run(orders)));
+        }
+        (watches, resyncs)
+    }
+
+    fn core(&self, config: &GatewayConfig, resyncs: Resyncs, recorder: Option<Recorder>) -> CoreTask {
+        CoreTask {
+            router: Router::new(config.router.clone()),
+            clock: self.clock,
+            flights: HashMap::new(),
+            resyncs,
+            recorder,
+            telemetry: Arc::clone(&self.telemetry),
+            decisions: VecDeque::new(),
+            decisions_max: config.limits.decisions,
+        }
+    }
+
+    fn shell(self, config: &GatewayConfig, core: CoreHandle, vocabulary: Option<Arc<Vocabulary>>) -> Shell {
+        let tokeniser = match vocabulary {
+            Some(vocabulary) => Tokeniser::of_vocabulary(vocabulary),
+            None => Tokeniser::of_engines(Arc::clone(&self.fleet), self.upstream.clone()),
+        };
+        Shell {
+            core,
+            fleet: self.fleet,
+            upstream: self.upstream,
+            telemetry: self.telemetry,
+            tokeniser,
+            clock: self.clock,
+            block_size: config.router.block_size,
+            default_output_tokens: config.limits.default_output_tokens.max(1),
+            client_stall: config.clocks.client_stall,
+            turns: broadcast::channel(TURN_LOGS).0,
+            abandon: CancellationToken::new(),
+            flights: TaskTracker::new(),
+            life: life(),
+            requests: AtomicU64::new(0),
+        }
+    }
 }
 
 /// Opens the vocabulary on the blocking pool: a model may have to be fetched.

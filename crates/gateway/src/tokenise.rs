@@ -79,6 +79,11 @@ impl Tokeniser {
         }
     }
 
+    /// The text of an answer's tokens; `None` where only the engines know it.
+    pub(crate) fn decode(&self, tokens: &[u32]) -> Option<String> {
+        self.vocabulary().map(|vocabulary| vocabulary.tokenizer.decode(tokens))
+    }
+
     /// Runs work that keeps a core busy.
     ///
     /// # Errors

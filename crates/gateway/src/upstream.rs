@@ -6,6 +6,7 @@
 use bytes::Bytes;
 use homing_router::action::KvUse;
 use homing_router::event::FailureCause;
+use homing_wire::openai::ApiError;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -102,9 +103,11 @@ impl Upstream {
             return Ok(response);
         }
         let answer = whole(response).await.map_err(unreachable)?;
+        let error = ApiError::parse(answer.status.as_u16(), &answer.body);
+        let cause = cause_of(answer.status, error.code.as_deref(), kv);
         let detail = format!("answered `{}`: {}", answer.status, snippet(&answer.body));
         Err(LegError {
-            cause: cause_of(answer.status, kv),
+            cause,
             detail,
             answer: Some(answer),
         })
@@ -151,14 +154,19 @@ pub(crate) async fn whole(response: Response<Incoming>) -> Result<Answer, String
     })
 }
 
-/// What an engine's status says. vLLM answers 500 where the KV to be imported could not be loaded, so a 500 of an
-/// importing leg speaks of the link first: taking it for the engine's own would blame a healthy worker.
-pub(crate) fn cause_of(status: StatusCode, kv: KvUse) -> FailureCause {
-    match (status.as_u16(), kv) {
-        (429 | 503, _) => FailureCause::Busy,
-        (400..=499, _) => FailureCause::Invalid,
-        (_, KvUse::Import { .. }) => FailureCause::Transfer,
-        (_, KvUse::Local | KvUse::Export) => FailureCause::Engine,
+/// What an engine's error says. The embedded worker names its errors. vLLM answers 500 where the KV to be imported could
+/// not be loaded, so a 500 of an importing leg speaks of the link first: taking it for the engine's own would blame a
+/// healthy worker.
+pub(crate) fn cause_of(status: StatusCode, code: Option<&str>, kv: KvUse) -> FailureCause {
+    match (code, status.as_u16(), kv) {
+        (Some("kv_transfer_failed"), ..) => FailureCause::Transfer,
+        (Some("engine_failed"), ..) => FailureCause::Engine,
+        // It says itself that it is going.
+        (Some("aborted"), ..) => FailureCause::Unreachable,
+        (_, 429 | 503, _) => FailureCause::Busy,
+        (_, 400..=499, _) => FailureCause::Invalid,
+        (_, _, KvUse::Import { .. }) => FailureCause::Transfer,
+        (_, _, KvUse::Local | KvUse::Export) => FailureCause::Engine,
     }
 }
 
@@ -177,4 +185,32 @@ fn chain(error: &dyn std::error::Error) -> String {
 fn snippet(body: &[u8]) -> String {
     const LENGTH: usize = 200;
     String::from_utf8_lossy(&body[..body.len().min(LENGTH)]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homing_units::WorkerId;
+
+    #[test]
+    fn an_error_speaks_of_what_it_is_about() {
+        let import = KvUse::Import { from: WorkerId(0) };
+        let check = |status: u16, code: Option<&str>, kv, cause| {
+            assert_eq!(
+                cause_of(StatusCode::from_u16(status).unwrap(), code, kv),
+                cause,
+                "{status} {code:?} {kv:?}"
+            );
+        };
+        check(500, None, KvUse::Local, FailureCause::Engine);
+        check(500, None, KvUse::Export, FailureCause::Engine);
+        check(500, Some("500"), import, FailureCause::Transfer);
+        check(500, Some("engine_failed"), import, FailureCause::Engine);
+        check(500, Some("kv_transfer_failed"), import, FailureCause::Transfer);
+        check(503, None, import, FailureCause::Busy);
+        check(503, Some("aborted"), KvUse::Local, FailureCause::Unreachable);
+        check(429, None, KvUse::Local, FailureCause::Busy);
+        check(422, None, import, FailureCause::Invalid);
+        check(404, None, KvUse::Local, FailureCause::Invalid);
+    }
 }

@@ -151,7 +151,7 @@ pub(super) fn epoch_of(metrics: &Metrics) -> Option<BootEpoch> {
         clippy::cast_sign_loss,
         reason = "the range was checked"
     )]
-    (start > 0.0 && start < 9e15).then(|| BootEpoch(start as u64))
+    (start > 0.0 && start < 9e15).then_some(BootEpoch(start as u64))
 }
 
 /// An engine's own figures of its load.

@@ -5,6 +5,7 @@
 //! again, where, and whether the client is told is the core's answer to [`Event::LegFailed`].
 
 use super::client::{Client, Flow, Head, RouteHeaders};
+use super::exactness::Blocker;
 use super::intake::TurnRequest;
 use super::leg::{DecodeLeg, DecodeNews, LegRequest, PrefillAnswer, PrefillLeg};
 use super::legs::LegPrompt;
@@ -20,6 +21,7 @@ use homing_router::action::{Decision, Dispatch, KvUse, RouteError};
 use homing_router::event::{Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume};
 use homing_units::{Instant, RequestId, WorkerId};
 use homing_wire::sse;
+use http::StatusCode;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -268,14 +270,16 @@ impl Flight {
 
     async fn take_chunk(&mut self, leg: LegId, kv: KvUse, data: &Bytes, piece: &mut BytesMut) -> Result<(), LegError> {
         let taken = self.transcript.take(data, self.attempt.continues).map_err(|fault| {
-            // An import that fails is reported inside the stream, where its head was sent before.
-            let early = fault.cause == FailureCause::Engine && !self.transcript.leg_has_output();
-            let cause = if early {
-                cause_of(http::StatusCode::INTERNAL_SERVER_ERROR, kv)
+            // An import may fail after the stream's head was sent; once tokens came it cannot.
+            let kv = if self.transcript.leg_has_output() {
+                KvUse::Local
             } else {
-                fault.cause
+                kv
             };
-            LegError::new(cause, fault.detail)
+            LegError::new(
+                cause_of(StatusCode::INTERNAL_SERVER_ERROR, fault.code.as_deref(), kv),
+                fault.detail,
+            )
         })?;
         if taken.is_first_output {
             self.first_token.get_or_insert(self.shell.clock.now());
@@ -347,7 +351,7 @@ impl Flight {
 
     /// Whether the client has every token it asked for, so that a new leg would have nothing to generate.
     fn lacks_only_its_end(&self) -> bool {
-        self.client.is_streaming() && self.transcript.blocker().is_none() && self.tokens_left() == 0
+        self.client.is_streaming() && self.tokens_left() == 0 && self.blocker().is_none()
     }
 
     async fn end_in_place(&mut self, leg: LegId) {
@@ -366,7 +370,7 @@ impl Flight {
         if !self.client.is_streaming() {
             return Resume::Start;
         }
-        if let Some(blocker) = self.transcript.blocker() {
+        if let Some(blocker) = self.blocker() {
             tracing::info!(request = %self.request.id, blocker, "a broken answer cannot be continued exactly");
             return Resume::Impossible;
         }
@@ -375,6 +379,16 @@ impl Flight {
             prompt: self.request.prompt_with(self.transcript.sent()),
             max_output_tokens,
         }
+    }
+
+    /// Why the answer cannot go on elsewhere from where the client has it.
+    fn blocker(&self) -> Option<Blocker> {
+        // A token's last bytes may be part of a character that the engine held back: a new leg would not know of them.
+        let cut = || {
+            let text = self.shell.tokeniser.decode(self.transcript.sent())?;
+            (text != self.transcript.text()).then_some("the cut is inside a character")
+        };
+        self.transcript.blocker().or_else(cut)
     }
 
     /// The core ends the request.

@@ -24,6 +24,9 @@ const FORWARDED: [HeaderName; 3] = [
 ];
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Tokens of a completion that does not say how many, as OpenAI has it and engines do.
+const COMPLETION_TOKENS: u32 = 16;
+
 /// A client's request, ready to be planned.
 #[derive(Debug)]
 pub(crate) struct TurnRequest {
@@ -91,6 +94,11 @@ impl TurnRequest {
         let Parsed {
             body, session, params, ..
         } = parsed;
+        let implied = match endpoint {
+            Endpoint::Chat => room,
+            Endpoint::Completions => room.min(COMPLETION_TOKENS),
+        };
+        let output_limit = params.max_tokens.unwrap_or(implied).max(1);
         let id = shell.next_request();
         Ok(Self {
             id,
@@ -105,10 +113,8 @@ impl TurnRequest {
             tokens: tokens.into(),
             block_size: shell.block_size,
             // A client without a limit means the context; booking all of it would keep everybody else out.
-            output_tokens: params
-                .max_tokens
-                .unwrap_or_else(|| room.clamp(1, shell.default_output_tokens)),
-            output_limit: params.max_tokens.unwrap_or(room).max(1),
+            output_tokens: output_limit.min(params.max_tokens.unwrap_or(shell.default_output_tokens)),
+            output_limit,
             stream: params.stream,
             edit: AnswerEdit {
                 drop_token_ids: !params.return_token_ids,

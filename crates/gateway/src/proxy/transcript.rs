@@ -6,7 +6,6 @@
 use super::exactness::Blocker;
 use super::legs::Endpoint;
 use bytes::Bytes;
-use homing_router::event::FailureCause;
 use homing_wire::openai::{AnswerEdit, AnswerView, Usage, edit_answer};
 use serde_json::{Value, json};
 
@@ -22,6 +21,8 @@ pub(crate) struct Transcript {
     model: String,
     /// Tokens whose text the client has.
     sent: Vec<u32>,
+    /// That text.
+    text: String,
     /// Tokens since then, whose text an engine holds back (part of a character, say). A continuation makes them anew.
     textless: Vec<u32>,
     /// Tokens that earlier legs had sent; 0 for the leg that began the answer.
@@ -50,7 +51,8 @@ pub(crate) struct Piece {
 /// An engine's stream that says it failed, or is not understood.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Fault {
-    pub(crate) cause: FailureCause,
+    /// The engine's own code of the error, where it gives one.
+    pub(crate) code: Option<String>,
     pub(crate) detail: String,
 }
 
@@ -64,6 +66,7 @@ impl Transcript {
             identity: None,
             model: model.to_owned(),
             sent: Vec::new(),
+            text: String::new(),
             textless: Vec::new(),
             before: 0,
             leg: LegState::default(),
@@ -76,6 +79,7 @@ impl Transcript {
         self.textless.clear();
         if !continues {
             self.sent.clear();
+            self.text.clear();
             self.identity = None;
         }
         self.before = count(&self.sent);
@@ -86,27 +90,16 @@ impl Transcript {
     /// # Errors
     /// The event is an error, or no chunk.
     pub(crate) fn take(&mut self, data: &Bytes, continues: bool) -> Result<Piece, Fault> {
+        let fault = |code: Option<String>, detail: String| Err(Fault { code, detail });
         let Some(view) = AnswerView::parse(data) else {
-            let detail = format!(
-                "expected a chunk, found `{}`",
-                String::from_utf8_lossy(&data[..data.len().min(80)])
-            );
-            return Err(Fault {
-                cause: FailureCause::Engine,
-                detail,
-            });
+            let start = String::from_utf8_lossy(&data[..data.len().min(80)]);
+            return fault(None, format!("expected a chunk, found `{start}`"));
         };
-        if let Some(error) = &view.error {
-            return Err(Fault {
-                cause: FailureCause::Engine,
-                detail: error.message.clone(),
-            });
+        if let Some(error) = view.error {
+            return fault(error.code, error.message);
         }
         if matches!(view.finish_reason.as_deref(), Some("error" | "abort")) {
-            return Err(Fault {
-                cause: FailureCause::Engine,
-                detail: "the engine ended the request".to_owned(),
-            });
+            return fault(None, "the engine ended the request".to_owned());
         }
         self.note(&view);
         let is_first_output = view.has_output() && !self.leg.has_output;
@@ -126,7 +119,7 @@ impl Transcript {
         if self.identity.is_none() {
             self.identity = view.id.clone().map(|id| (id, view.created.unwrap_or_default()));
         }
-        self.leg.usage = view.usage.clone().or(self.leg.usage.take());
+        self.leg.usage = view.usage.or(self.leg.usage.take());
         self.leg.has_ended |= view.finish_reason.is_some();
         if view.structured {
             self.blocker = self.blocker.or(Some("the engine parses the model's text"));
@@ -141,6 +134,7 @@ impl Transcript {
         }
         if !view.text.is_empty() {
             self.sent.append(&mut self.textless);
+            self.text.push_str(&view.text);
         } else if !self.edit.drop_token_ids && !self.textless.is_empty() {
             // The client sees tokens whose text it lacks: making them anew would show them twice.
             self.blocker = self.blocker.or(Some("the client follows token ids"));
@@ -156,6 +150,11 @@ impl Transcript {
     /// Tokens whose text the client has.
     pub(crate) fn sent(&self) -> &[u32] {
         &self.sent
+    }
+
+    /// The text that the client has.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
 
     /// Tokens that earlier legs had sent.
@@ -357,14 +356,15 @@ mod tests {
 
     #[test]
     fn an_error_in_a_stream_is_a_fault() {
-        let check = |data: &'static str| {
+        let check = |data: &'static str, code: Option<&str>| {
             let mut chat = transcript(Endpoint::Chat, HIDDEN);
             let fault = chat.take(&Bytes::from_static(data.as_bytes()), false).unwrap_err();
-            assert_eq!(fault.cause, FailureCause::Engine, "{data}");
+            assert_eq!(fault.code.as_deref(), code, "{data}");
         };
-        check(r#"{"error":{"message":"dead","type":"x","code":500}}"#);
-        check(r#"{"id":"c","choices":[{"delta":{},"finish_reason":"abort"}]}"#);
-        check("nonsense");
+        check(r#"{"error":{"message":"dead","type":"x","code":500}}"#, Some("500"));
+        check(r#"{"error":{"message":"dead","code":"aborted"}}"#, Some("aborted"));
+        check(r#"{"id":"c","choices":[{"delta":{},"finish_reason":"abort"}]}"#, None);
+        check("nonsense", None);
     }
 
     #[test]

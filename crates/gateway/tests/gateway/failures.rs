@@ -1,11 +1,9 @@
 //! What becomes of a turn when an engine fails it: continued so that the client cannot tell, or ended in so many words.
 
-mod support;
-
+use crate::support::engine::{Act, answer_to};
+use crate::support::{Cluster, chat, conversation, messages, text_of, tokens_of};
 use homing_router::event::Role;
 use serde_json::{Value, json};
-use support::engine::{Act, answer_to};
-use support::{Cluster, chat, conversation, messages, text_of, tokens_of};
 
 const PD: [Role; 2] = [Role::Prefill, Role::Decode];
 const TWO: [Role; 2] = [Role::Both, Role::Both];

@@ -1,11 +1,9 @@
 //! What a client and the engines see of a turn that goes well, and of a client that does not wait for it.
 
-mod support;
-
+use crate::support::engine::{Act, answer_to};
+use crate::support::{Cluster, chat, conversation, messages, text_of, tokens_of, whole};
 use homing_router::event::Role;
 use serde_json::json;
-use support::engine::{Act, answer_to};
-use support::{Cluster, chat, conversation, messages, text_of, tokens_of, whole};
 
 const PD: [Role; 2] = [Role::Prefill, Role::Decode];
 

@@ -1,11 +1,9 @@
 //! A gateway before fake engines, and a client that reads it piece by piece.
 
-#![allow(dead_code, reason = "each test file uses a part of this")]
-
 pub mod engine;
 
+use self::engine::{Fake, PATIENCE};
 use bytes::Bytes;
-use engine::{Fake, PATIENCE};
 use homing_gateway::{EngineKind, Gateway, GatewayClocks, GatewayConfig, TurnLog, WorkerSpec};
 use homing_model::{ChatInput, Vocabulary};
 use homing_router::event::Role;

@@ -1,0 +1,100 @@
+//! How a gateway starts and ends, and what it leaves: its recording.
+
+use crate::support::engine::PATIENCE;
+use crate::support::{Caller, Cluster, chat, conversation, messages, quick};
+use homing_gateway::{EngineKind, Gateway, GatewayConfig, GatewayError, WorkerSpec};
+use homing_router::event::Role;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+#[tokio::test]
+async fn a_shutdown_lets_requests_end_and_tells_those_that_do_not() {
+    let cluster = Cluster::start_with(&[Role::Both], |config| config.clocks.drain = Duration::from_millis(300)).await;
+    cluster.engines[0].hold();
+    cluster.engines[0].release(2);
+    let mut long = cluster
+        .client
+        .stream("/v1/chat/completions", &chat(&messages(3), 50, true))
+        .await;
+    long.next().await.unwrap();
+    let began = Instant::now();
+    let (end, ()) = tokio::join!(long.rest(), cluster.gateway.shutdown());
+    assert!(began.elapsed() < PATIENCE / 2, "it took {:?}", began.elapsed());
+    assert_eq!(end.0.last().unwrap()["error"]["code"], "shutting_down", "{end:?}");
+    cluster.engines[0]
+        .until("its leg is cancelled", |engine| engine.open() == 0)
+        .await;
+}
+
+#[tokio::test]
+async fn a_shutdown_waits_for_an_answer_that_ends_in_time() {
+    let cluster = Cluster::start(&[Role::Both]).await;
+    cluster.engines[0].hold();
+    cluster.engines[0].release(1);
+    let mut events = cluster
+        .client
+        .stream("/v1/chat/completions", &chat(&messages(3), 3, true))
+        .await;
+    events.next().await.unwrap();
+    cluster.engines[0].release(2);
+    let (end, ()) = tokio::join!(events.rest(), cluster.gateway.shutdown());
+    assert!(end.1, "{end:?}");
+}
+
+#[tokio::test]
+async fn what_was_recorded_can_be_replayed_to_the_same_actions() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("events.bin");
+    let roles = [Role::Prefill, Role::Decode, Role::Decode];
+    let mut cluster = Cluster::start_with(&roles, |config| config.record = Some(path.clone())).await;
+    for turn in 0..5 {
+        let body = chat(&conversation(&format!("w{turn}"), 100), 4, turn % 2 == 0);
+        cluster.client.post("/v1/chat/completions", &body).await;
+        cluster.turn().await;
+    }
+    cluster.engines[1].kill().await;
+    cluster
+        .client
+        .until("/admin/workers", "one is dead", |page| {
+            page["data"][1]["state"] == "dead"
+        })
+        .await;
+    cluster.gateway.shutdown().await;
+    let bytes = std::fs::read(&path).unwrap();
+    let mut turns = 0;
+    let replay = homing_router::recording::replay(&bytes, |_, event, _, _| {
+        turns += u32::from(matches!(event, homing_router::event::Event::Turn(_)));
+    });
+    let replay = replay.unwrap();
+    assert!(replay.complete && replay.compared.is_some(), "{replay:?}");
+    assert_eq!(turns, 5);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_not_there_yet_does_not_keep_the_gateway_from_starting() {
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let nobody = std::net::TcpListener::bind(address).unwrap();
+    let mut config = GatewayConfig {
+        listen: address,
+        clocks: quick(),
+        ..GatewayConfig::default()
+    };
+    config.workers = vec![WorkerSpec::new(
+        format!("http://{}", nobody.local_addr().unwrap()),
+        EngineKind::Homing,
+    )];
+    config.clocks.poll_timeout = Duration::from_millis(50);
+    let gateway = Gateway::start(config.clone()).await.unwrap();
+    let client = Caller::new(gateway.local_addr());
+    assert_eq!(client.get("/health").await.status, 200);
+    assert_eq!(client.get("/ready").await.status, 503);
+    config.listen = gateway.local_addr();
+    let taken = Gateway::start(config.clone()).await.err().unwrap();
+    assert!(matches!(taken, GatewayError::Listen { .. }), "{taken}");
+    for url in ["127.0.0.1:1", "https://h", "ftp://h:1"] {
+        config.workers = vec![WorkerSpec::new(url, EngineKind::Vllm)];
+        let error = Gateway::start(config.clone()).await.err().unwrap();
+        assert!(matches!(error, GatewayError::Config(_)), "{url}: {error}");
+    }
+    gateway.shutdown().await;
+}

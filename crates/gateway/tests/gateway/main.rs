@@ -1,0 +1,10 @@
+//! The gateway before engines, over loopback. One binary, so that what the tests share is built once.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod failures;
+mod inputs;
+mod life;
+mod proxy;
+mod support;
+mod workers;

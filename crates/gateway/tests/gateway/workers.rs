@@ -1,0 +1,205 @@
+//! The gateway before real embedded workers: KV events, transfers, deaths and new lives.
+
+use crate::support::{Caller, Events, text_of};
+use homing_gateway::{EngineKind, Gateway, GatewayConfig, WorkerSpec};
+use homing_model::ModelSpec;
+use homing_worker::{Compute, Listen, Worker, WorkerConfig};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+struct Real {
+    gateway: Gateway,
+    workers: Vec<Worker>,
+    client: Caller,
+}
+
+fn worker_config(name: &str, role: homing_worker::Role) -> WorkerConfig {
+    WorkerConfig {
+        name: name.to_owned(),
+        role,
+        compute: Compute::Model(ModelSpec::Tiny),
+        kv_tokens: Some(8_192),
+        ..WorkerConfig::default()
+    }
+}
+
+async fn start(roles: &[(&str, homing_worker::Role)]) -> Real {
+    let mut workers = Vec::new();
+    for (name, role) in roles {
+        workers.push(Worker::start(worker_config(name, *role)).await.unwrap());
+    }
+    let spec = |(worker, (name, _)): (&Worker, &(&str, homing_worker::Role))| WorkerSpec {
+        name: Some((*name).to_owned()),
+        ..WorkerSpec::new(format!("http://{}", worker.endpoints().http), EngineKind::Homing)
+    };
+    let mut config = GatewayConfig {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        workers: workers.iter().zip(roles).map(spec).collect(),
+        tokenizer: Some("tiny".to_owned()),
+        clocks: crate::support::quick(),
+        ..GatewayConfig::default()
+    };
+    config.router.policy = "homing:local_tokens=8".parse().unwrap();
+    let gateway = Gateway::start(config).await.unwrap();
+    let client = Caller::new(gateway.local_addr());
+    let count = roles.len();
+    client
+        .until("/admin/workers", "all joined, all exact", |page| exact(page) == count)
+        .await;
+    Real {
+        gateway,
+        workers,
+        client,
+    }
+}
+
+fn exact(page: &Value) -> usize {
+    page["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|worker| worker["state"] == "exact")
+        .count()
+}
+
+const PDD: [(&str, homing_worker::Role); 3] = [
+    ("p0", homing_worker::Role::Prefill),
+    ("d0", homing_worker::Role::Decode),
+    ("d1", homing_worker::Role::Decode),
+];
+
+/// A decode worker at the addresses of one that has died.
+async fn back_at(name: &str, endpoints: homing_worker::Endpoints) -> Worker {
+    let mut config = worker_config(name, homing_worker::Role::Decode);
+    config.listen = Listen {
+        http: endpoints.http,
+        kv_events: endpoints.kv_events,
+        kv_replay: endpoints.kv_replay,
+        kv_transfer: endpoints.kv_transfer,
+    };
+    Worker::start(config).await.unwrap()
+}
+
+/// What one worker that holds nothing answers.
+async fn answer_alone(body: &Value) -> String {
+    let alone = Worker::start(worker_config("alone", homing_worker::Role::Both))
+        .await
+        .unwrap();
+    let answer = Caller::new(alone.endpoints().http)
+        .post("/v1/chat/completions", body)
+        .await
+        .json();
+    answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+}
+
+fn body(messages: &Value, max_tokens: u32, stream: bool) -> Value {
+    json!({"messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": stream, "ignore_eos": true})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_finds_home_and_answers_as_one_cold_worker_would() {
+    let real = start(&PDD).await;
+    let mut messages = json!([{"role": "user", "content": "Once upon a time there was a router. ".repeat(12)}]);
+    let mut home = None;
+    for turn in 0..3 {
+        let answer = real
+            .client
+            .post("/v1/chat/completions", &body(&messages, 12, false))
+            .await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        let text = answer.json()["choices"][0]["message"]["content"].clone();
+        assert_eq!(text, answer_alone(&body(&messages, 12, false)).await, "turn {turn}");
+        let path = answer.header("x-homing-path").unwrap().to_owned();
+        assert_eq!(path, if turn == 0 { "seed" } else { "append" }, "turn {turn}");
+        let worker = answer.header("x-homing-worker").unwrap().to_owned();
+        assert_eq!(home.get_or_insert(worker.clone()), &worker, "turn {turn}");
+        if turn > 0 {
+            let cached: u32 = answer.header("x-homing-cached-tokens").unwrap().parse().unwrap();
+            let reported = &answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"];
+            assert!(
+                cached > 300 && reported.as_u64().unwrap() >= 300,
+                "turn {turn}: {cached} {reported}"
+            );
+        }
+        let grown = |page: &Value| {
+            let home = page["data"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|entry| entry["name"] == worker.as_str())
+                .unwrap();
+            home["indexed_gpu_blocks"].as_u64().unwrap() > 20
+        };
+        real.client
+            .until("/admin/workers", "the home's events are in", grown)
+            .await;
+        let list = messages.as_array_mut().unwrap();
+        list.push(json!({"role": "assistant", "content": text}));
+        list.push(json!({"role": "user", "content": format!("And then, {turn}?")}));
+    }
+    real.gateway.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_dies_in_a_stream_is_replaced_and_used_again_when_it_is_back() {
+    let mut real = start(&PDD).await;
+    let messages = json!([{"role": "user", "content": "A long story, please. ".repeat(10)}]);
+    let request = body(&messages, 400, true).to_string();
+    let response = real
+        .client
+        .send(http::Method::POST, "/v1/chat/completions", &[], request)
+        .await;
+    let mut events = Events::new(response);
+    let home = events.header("x-homing-worker").unwrap().to_owned();
+    let mut seen: Vec<Value> = Vec::new();
+    while text_of(&seen).len() < 5 {
+        seen.push(serde_json::from_str(&events.next().await.unwrap()).unwrap());
+    }
+    let index = PDD.iter().position(|(name, _)| *name == home).unwrap();
+    let dead = real.workers.remove(index);
+    let (endpoints, old_epoch) = (dead.endpoints(), dead.info().epoch);
+    dead.shutdown().await;
+    let (rest, done) = events.rest().await;
+    assert!(done, "{:?}", rest.last());
+    seen.extend(rest);
+    assert_eq!(text_of(&seen), answer_alone(&body(&messages, 400, false)).await);
+    let entry = |page: &Value| {
+        page["data"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|entry| entry["name"] == home.as_str())
+            .cloned()
+    };
+    real.client
+        .until("/admin/workers", "it is dead", |page| {
+            entry(page).unwrap()["state"] == "dead"
+        })
+        .await;
+    let back = back_at(&home, endpoints).await;
+    assert_ne!(back.info().epoch, old_epoch);
+    let is_back = |page: &Value| {
+        let entry = entry(page).unwrap();
+        entry["state"] == "exact" && entry["epoch"] == json!(back.info().epoch)
+    };
+    real.client.until("/admin/workers", "it is back", is_back).await;
+    let page = real.client.get("/admin/workers").await.json();
+    assert_eq!(
+        entry(&page).unwrap()["indexed_gpu_blocks"],
+        0,
+        "nothing is assumed about its cache"
+    );
+    // It is used again: among a few new sessions some live there.
+    let mut used = false;
+    for session in 0..8 {
+        let messages = json!([{"role": "user", "content": format!("{session} is another story. ").repeat(10)}]);
+        let answer = real
+            .client
+            .post("/v1/chat/completions", &body(&messages, 2, false))
+            .await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        used |= answer.header("x-homing-worker") == Some(home.as_str());
+    }
+    assert!(used, "{home} is not used");
+    real.gateway.shutdown().await;
+}
