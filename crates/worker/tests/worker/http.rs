@@ -1,0 +1,305 @@
+//! What a client sees: answers, streams, errors, and that nothing is left behind whatever it does.
+
+use crate::client::{Client, greedy, prompt, start, steps, tiny, token_ids};
+use homing_engine::api::Snapshot;
+use homing_wire::metrics_text::names;
+use homing_worker::{Limits, Listen, StartError, Worker, WorkerConfig};
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn a_stream_and_a_whole_answer_say_the_same() {
+    let worker = start(tiny("w0", 64)).await;
+    let client = Client::of(&worker);
+    let body = json!({"model": "tiny", "prompt": "Hello", "max_tokens": 20, "temperature": 0.8, "seed": 7, "return_token_ids": true});
+    let whole = client.complete(&body).await.json();
+    let mut streaming = body.clone();
+    streaming["stream"] = json!(true);
+    streaming["stream_options"] = json!({"include_usage": true});
+    let answer = client.send("POST", "/v1/completions", &[("x-request-id", "turn-1")], streaming.to_string().into()).await;
+    assert_eq!(answer.headers["content-type"], "text/event-stream; charset=utf-8");
+    assert_eq!(answer.headers["x-request-id"], "turn-1");
+    let events = answer.events();
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    let chunks: Vec<Value> = events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    assert_eq!(chunks[0]["id"], "cmpl-turn-1");
+    assert_eq!(chunks[0]["choices"][0]["prompt_token_ids"], json!([72, 101, 108, 108, 111]));
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+    let ids: Vec<u32> = chunks.iter().filter(|chunk| chunk["choices"][0].is_object()).flat_map(token_ids).collect();
+    assert_eq!(text, whole["choices"][0]["text"]);
+    assert_eq!(ids, token_ids(&whole));
+    let usage = &chunks.last().unwrap()["usage"];
+    assert_eq!(usage["prompt_tokens"], whole["usage"]["prompt_tokens"]);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+    assert_eq!(chunks[chunks.len() - 2]["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"]);
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_conversation_streams_and_finds_its_prefix_again() {
+    let worker = start(tiny("w0", 64)).await;
+    let client = Client::of(&worker);
+    let mut messages = vec![json!({"role": "user", "content": "Tell me something about a router, at some length."})];
+    for turn in 0..3 {
+        let body = json!({"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+        let answer = client.post("/v1/chat/completions", &body).await.json();
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        assert_eq!(cached > 0, turn > 0, "turn {turn}: {answer}");
+        assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
+        messages.push(answer["choices"][0]["message"].clone());
+        messages.push(json!({"role": "user", "content": "Go on."}));
+    }
+    let streaming = json!({"messages": messages, "max_tokens": 3, "ignore_eos": true, "stream": true});
+    let events = client.post("/v1/chat/completions", &streaming).await.events();
+    let first: Value = serde_json::from_str(&events[0]).unwrap();
+    assert_eq!(first["choices"][0]["delta"]["role"], "assistant");
+    assert_eq!(events.len(), 3 + 1 + 1, "three tokens, the end, done: {events:?}");
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn outputs_end_where_their_rules_say() {
+    let worker = start(tiny("w0", 64)).await;
+    let client = Client::of(&worker);
+    let body = |more: Value| {
+        let mut body = json!({"prompt": prompt(5, 40), "max_tokens": 24, "temperature": 0, "ignore_eos": true, "return_token_ids": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let free = client.complete(&body(json!({}))).await.json();
+    let (ids, text) = (token_ids(&free), free["choices"][0]["text"].as_str().unwrap().to_owned());
+    assert_eq!((ids.len(), free["choices"][0]["finish_reason"].as_str()), (24, Some("length")));
+    // A run of the output's own text that spans several tokens, and a token that occurs first at its place.
+    let characters: Vec<(usize, char)> = text.char_indices().collect();
+    let stop: String = characters[10..13].iter().map(|(_, character)| character).collect();
+    let before = &text[..text.find(&stop).unwrap()];
+    let stopped = client.complete(&body(json!({"stop": stop}))).await.json();
+    assert_eq!(stopped["choices"][0]["text"], before);
+    assert_eq!(stopped["choices"][0]["stop_reason"], stop);
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+    let included = client.complete(&body(json!({"stop": [stop], "include_stop_str_in_output": true}))).await.json();
+    assert_eq!(included["choices"][0]["text"], format!("{before}{stop}"));
+    let place = (1..24).find(|place| !ids[..*place].contains(&ids[*place])).unwrap();
+    let by_token = client.complete(&body(json!({"stop_token_ids": [ids[place]]}))).await.json();
+    assert_eq!(token_ids(&by_token), ids[..=place]);
+    assert_eq!(by_token["choices"][0]["stop_reason"], ids[place]);
+    let longer = client.complete(&body(json!({"stop_token_ids": [ids[place]], "min_tokens": 24}))).await.json();
+    assert_eq!(token_ids(&longer), ids);
+    worker.shutdown().await;
+}
+
+/// Path, body, and what the error must be: status, `param`, `code`.
+type Wrong = (&'static str, String, u16, Option<&'static str>, Option<&'static str>);
+
+fn wrong_requests() -> Vec<Wrong> {
+    const COMPLETIONS: &str = "/v1/completions";
+    const CHAT: &str = "/v1/chat/completions";
+    let text = |value: Value| value.to_string();
+    let plain = |name: &str, value: Value| {
+        let mut body = json!({"prompt": "a", "max_tokens": 2});
+        body[name] = value;
+        body.to_string()
+    };
+    let kv = |params: Value| greedy(&prompt(1, 20), 2, params).to_string();
+    let params = Some("kv_transfer_params");
+    let invalid_params = Some("kv_transfer_params_invalid");
+    vec![
+        (COMPLETIONS, "{".to_owned(), 400, None, None),
+        (COMPLETIONS, "[]".to_owned(), 400, None, None),
+        (COMPLETIONS, String::new(), 400, None, None),
+        (COMPLETIONS, text(json!({"max_tokens": 2})), 400, Some("prompt"), None),
+        (COMPLETIONS, text(json!({"prompt": ""})), 400, Some("prompt"), None),
+        (COMPLETIONS, text(json!({"prompt": [1, 2, 300]})), 400, Some("prompt"), None),
+        (COMPLETIONS, text(json!({"prompt": [-1]})), 400, Some("prompt"), None),
+        (COMPLETIONS, plain("model", json!("other")), 404, Some("model"), Some("model_not_found")),
+        (COMPLETIONS, plain("max_tokens", json!(-1)), 400, Some("max_tokens"), None),
+        (COMPLETIONS, plain("max_tokens", json!(0)), 400, Some("max_tokens"), None),
+        (COMPLETIONS, plain("max_tokens", json!("many")), 400, Some("max_tokens"), None),
+        (COMPLETIONS, plain("max_tokens", json!(100_000)), 400, None, Some("context_length_exceeded")),
+        (COMPLETIONS, text(json!({"prompt": prompt(1, 5000)})), 400, None, Some("context_length_exceeded")),
+        (COMPLETIONS, plain("temperature", json!(-1)), 400, Some("temperature"), None),
+        (COMPLETIONS, plain("top_p", json!(0)), 400, Some("top_p"), None),
+        (COMPLETIONS, plain("n", json!(2)), 400, Some("n"), None),
+        (COMPLETIONS, plain("stop", json!([""])), 400, Some("stop"), None),
+        (COMPLETIONS, plain("echo", json!(true)), 400, Some("echo"), None),
+        (COMPLETIONS, plain("logprobs", json!(1)), 400, Some("logprobs"), None),
+        (COMPLETIONS, plain("presence_penalty", json!(0.5)), 400, Some("presence_penalty"), None),
+        (COMPLETIONS, plain("logit_bias", json!({"5": 1})), 400, Some("logit_bias"), None),
+        (COMPLETIONS, plain("stop_token_ids", json!(["a"])), 400, Some("stop_token_ids"), None),
+        (COMPLETIONS, kv(json!("x")), 400, params, None),
+        (COMPLETIONS, kv(json!({"do_remote_prefill": true})), 400, params, invalid_params),
+        (COMPLETIONS, kv(json!({"do_remote_prefill": true, "do_remote_decode": true})), 400, params, invalid_params),
+        (COMPLETIONS, kv(json!({"do_remote_prefill": true, "remote_num_tokens": 20})), 400, params, invalid_params),
+        (CHAT, text(json!({"messages": []})), 400, Some("messages"), None),
+        (CHAT, text(json!({"model": "tiny"})), 400, Some("messages"), None),
+        (CHAT, text(json!({"messages": [{"content": "a"}]})), 400, Some("messages[0]"), None),
+        (CHAT, text(json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})), 400, Some("messages"), None),
+        (CHAT, text(json!({"messages": "a"})), 400, Some("messages"), None),
+        ("/tokenize", text(json!({})), 400, Some("prompt"), None),
+        ("/tokenize", text(json!({"prompt": "a", "model": "other"})), 404, Some("model"), Some("model_not_found")),
+        ("/detokenize", text(json!({"tokens": [999]})), 400, Some("tokens"), None),
+        ("/detokenize", text(json!({})), 400, Some("tokens"), None),
+        ("/v1/nothing", text(json!({})), 404, None, None),
+        ("/health", text(json!({})), 405, None, None),
+    ]
+}
+
+#[tokio::test]
+async fn a_wrong_request_is_told_what_is_wrong() {
+    let worker = start(tiny("w0", 64)).await;
+    let client = Client::of(&worker);
+    for (path, body, status, param, code) in wrong_requests() {
+        let answer = client.send("POST", path, &[], body.clone().into()).await;
+        let error = answer.error();
+        let found = (answer.status.as_u16(), error["param"].as_str(), error["code"].as_str());
+        assert_eq!(found, (status, param, code), "{path} {body}: {error}");
+    }
+    let long = "x".repeat(129);
+    let answer = client.send("POST", "/v1/completions", &[("x-request-id", &long)], r#"{"prompt":"a"}"#.into()).await;
+    assert_eq!((answer.status.as_u16(), answer.error()["param"].as_str()), (400, Some("x-request-id")));
+    client.until_idle().await;
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_thousand_bad_requests_leave_nothing_behind() {
+    let config = tiny("w0", 64);
+    let limits = Limits { max_body_bytes: 4096, ..config.limits.clone() };
+    let worker = start(WorkerConfig { limits, ..config }).await;
+    let client = Client::of(&worker);
+    let mut wrong = wrong_requests();
+    wrong.retain(|request| request.1.len() <= 4096);
+    wrong.push(("/v1/completions", json!({"prompt": "a".repeat(5000)}).to_string(), 413, None, None));
+    for (path, body, status, ..) in wrong.iter().cycle().take(1000) {
+        let answer = client.send("POST", path, &[], body.clone().into()).await;
+        assert_eq!(answer.status.as_u16(), *status, "{path} {body}");
+        answer.error();
+    }
+    let load = worker.status().load;
+    let untouched = Snapshot { blocks_total: 64, blocks_free: 64, ..Snapshot::default() };
+    assert_eq!(load, untouched, "nothing reached the engine");
+    client.until_idle().await;
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_frees_everything() {
+    let worker = start(tiny("w0", 256)).await;
+    let client = Client::of(&worker);
+    let long = |stream: bool| {
+        let mut body = greedy(&prompt(9, 100), 3000, Value::Null);
+        body["stream"] = json!(stream);
+        body
+    };
+    // In the middle of a stream.
+    let response = client.open("POST", "/v1/completions", &[], long(true).to_string().into()).await;
+    let mut stream = response.into_body();
+    stream.frame().await.expect("the stream begins").expect("well");
+    drop(stream);
+    client.until_idle().await;
+    // Before anything was answered.
+    for _ in 0..3 {
+        let asking = tokio::spawn({
+            let client = Client::of(&worker);
+            let body = long(false);
+            async move { client.complete(&body).await }
+        });
+        client.until("a running request", |probe| probe.load.running > 0).await;
+        asking.abort();
+        client.until_idle().await;
+    }
+    assert_eq!(worker.status().counters.aborted, 4);
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_full_queue_says_so_at_once() {
+    let config = tiny("w0", 256);
+    let limits = Limits { max_running: 1, max_waiting: 1, ..config.limits.clone() };
+    let worker = start(WorkerConfig { limits, ..config }).await;
+    let client = Client::of(&worker);
+    let body = |number| greedy(&prompt(number, 50), 3000, Value::Null);
+    let ask = |number| {
+        let client = Client::of(&worker);
+        let body = body(number);
+        tokio::spawn(async move { client.complete(&body).await })
+    };
+    let first = ask(1);
+    client.until("a running request", |probe| probe.load.running == 1).await;
+    let second = ask(2);
+    let probe = client.until("a waiting request", |probe| probe.load.waiting == 1).await;
+    assert!(!probe.admit && probe.recommended_pause_ms > 0, "{probe:?}");
+    let answer = client.complete(&body(3)).await;
+    assert_eq!((answer.status.as_u16(), answer.error()["code"].as_str()), (429, Some("queue_full")));
+    assert_eq!(answer.headers["retry-after"], "1");
+    first.abort();
+    second.abort();
+    client.until_idle().await;
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn small_endpoints() {
+    let worker = start(tiny("d0", 64)).await;
+    let client = Client::of(&worker);
+    assert_eq!(client.get("/health").await.status, 200);
+    assert_eq!(client.get("/v1/models").await.json()["data"][0]["id"], "tiny");
+    let info = client.get("/homing/info").await.json();
+    assert_eq!(info["endpoints"], serde_json::to_value(worker.endpoints()).unwrap());
+    assert_eq!((info["name"].as_str(), info["role"].as_str()), (Some("d0"), Some("both")));
+    assert_eq!((info["block_size"].as_u64(), info["kv_tokens"].as_u64()), (Some(16), Some(1024)));
+    let tokens = client.post("/tokenize", &json!({"prompt": "aé"})).await.json();
+    assert_eq!(tokens["tokens"], json!([97, 195, 169]));
+    assert_eq!(client.post("/detokenize", &json!({"tokens": [97, 195, 169]})).await.json()["prompt"], "aé");
+    let chat = client.post("/tokenize", &json!({"messages": [{"role": "user", "content": "a"}]})).await.json();
+    assert!(chat["count"].as_u64().unwrap() > 10, "{chat}");
+    client.greedy(&prompt(1, 40), 4, Value::Null).await;
+    client.greedy(&prompt(1, 40), 4, Value::Null).await;
+    let metrics = client.metrics().await;
+    assert_eq!(metrics.sum(names::PREFIX_CACHE_QUERIES), Some(80.0));
+    assert_eq!(metrics.sum(names::PREFIX_CACHE_HITS), Some(32.0));
+    assert_eq!(metrics.sum(names::GENERATION_TOKENS), Some(8.0));
+    assert_eq!(metrics.sum(names::REQUEST_SUCCESS), Some(2.0));
+    assert_eq!(client.post("/reset_prefix_cache", &json!({})).await.status, 200);
+    let load = client.until_idle().await;
+    assert_eq!(load.blocks_free, load.blocks_total, "the cache is empty");
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_tells_its_clients() {
+    let worker = start(steps("w0")).await;
+    let client = Client::of(&worker);
+    let mut body = greedy(&prompt(1, 100), 100_000, Value::Null);
+    body["stream"] = json!(true);
+    let response = client.open("POST", "/v1/completions", &[], body.to_string().into()).await;
+    let mut stream = response.into_body();
+    stream.frame().await.expect("the stream begins").expect("well");
+    let (rest, ()) = tokio::join!(stream.collect(), worker.shutdown());
+    let rest = String::from_utf8(rest.expect("the stream ends well").to_bytes().to_vec()).unwrap();
+    assert!(rest.contains(r#""type":"service_unavailable_error""#), "{}", &rest[rest.len().saturating_sub(400)..]);
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_an_error() {
+    let worker = start(tiny("w0", 16)).await;
+    let taken = worker.endpoints();
+    let free = Listen::default();
+    let listens = [
+        Listen { http: taken.http, ..free },
+        Listen { kv_transfer: taken.kv_transfer, ..free },
+        Listen { kv_events: taken.kv_events, ..free },
+        Listen { kv_replay: taken.kv_replay, ..free },
+    ];
+    for listen in listens {
+        let error = Worker::start(WorkerConfig { listen, ..tiny("w1", 16) }).await.err().expect("the port is taken");
+        assert!(matches!(error, StartError::Listen { .. }), "{error}");
+        assert!(error.to_string().contains("cannot listen on"), "{error}");
+    }
+    for (blocks, block_size) in [(0, 16), (16, 0)] {
+        let config = WorkerConfig { block_size, kv_tokens: Some(blocks * 16), ..tiny("w1", 16) };
+        let error = Worker::start(config).await.err().expect("the setting makes no sense");
+        assert!(matches!(error, StartError::Setting { .. }), "{error}");
+    }
+    worker.shutdown().await;
+}
