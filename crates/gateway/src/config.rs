@@ -149,7 +149,7 @@ impl Default for GatewayClocks {
     fn default() -> Self {
         Self {
             probe_every: Duration::from_secs(1),
-            probe_timeout: Duration::from_secs(1),
+            probe_timeout: Duration::from_secs(2),
             poll_every: Duration::from_secs(1),
             poll_timeout: Duration::from_secs(5),
             retry_cap: Duration::from_secs(2),

@@ -20,7 +20,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc};
@@ -218,6 +218,7 @@ impl Parts {
                 telemetry: Arc::clone(&self.telemetry),
                 clocks: config.clocks.clone(),
                 block_size: config.router.block_size,
+                doubtful: AtomicBool::new(false),
             };
             let (sender, orders) = mpsc::channel(RESYNCS);
             resyncs.insert(member.id, sender);

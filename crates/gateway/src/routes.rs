@@ -14,8 +14,7 @@ use crate::shell::Shell;
 use crate::tokenise::pass_tokenize;
 use crate::upstream::Answer;
 use axum::body::Body;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -24,10 +23,13 @@ use homing_wire::openai::{ApiError, ErrorKind, ModelList};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use serde::Serialize;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 type Shared = State<Arc<Shell>>;
-type Payload = Result<Bytes, BytesRejection>;
+
+/// How long a client may take for a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 const SERVER_SENT_EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -54,11 +56,11 @@ pub(crate) fn routes(shell: Arc<Shell>, body_bytes: usize) -> Router {
         .with_state(shell)
 }
 
-async fn chat(State(shell): Shared, headers: HeaderMap, body: Payload) -> Result<Response, Rejection> {
+async fn chat(State(shell): Shared, headers: HeaderMap, Payload(body): Payload) -> Result<Response, Rejection> {
     generate(shell, Endpoint::Chat, headers, body).await
 }
 
-async fn completions(State(shell): Shared, headers: HeaderMap, body: Payload) -> Result<Response, Rejection> {
+async fn completions(State(shell): Shared, headers: HeaderMap, Payload(body): Payload) -> Result<Response, Rejection> {
     generate(shell, Endpoint::Completions, headers, body).await
 }
 
@@ -67,9 +69,8 @@ async fn generate(
     shell: Arc<Shell>,
     endpoint: Endpoint,
     headers: HeaderMap,
-    body: Payload,
+    bytes: Bytes,
 ) -> Result<Response, Rejection> {
-    let bytes = payload(body)?;
     let request = Arc::new(TurnRequest::read(&shell, endpoint, headers, bytes).await?);
     let (client, head) = Client::new(shell.client_stall);
     // The flight takes the request over before the core hears of it: from here on nothing can drop it half-way.
@@ -133,16 +134,32 @@ fn with(route: RouteHeaders, mut response: Response) -> Response {
     response
 }
 
-fn payload(body: Payload) -> Result<Bytes, Rejection> {
-    body.map_err(|rejection| {
-        let too_long = rejection.status() == StatusCode::PAYLOAD_TOO_LARGE;
-        let (kind, code) = if too_long {
-            (ErrorKind::TooLarge, "body_too_large")
-        } else {
-            (ErrorKind::InvalidRequest, "unreadable_body")
+/// A request's whole body.
+struct Payload(Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Payload {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Rejection> {
+        let Ok(read) = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await else {
+            let message = format!("the body did not come within `{BODY_TIMEOUT:?}`");
+            return Err(refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", message));
         };
-        Rejection::new(kind, code, rejection.body_text())
-    })
+        read.map(Self).map_err(|rejection| {
+            let code = match rejection.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => "body_too_large",
+                _ => "unreadable_body",
+            };
+            refused(rejection.status(), code, rejection.body_text())
+        })
+    }
+}
+
+/// The request is at fault, in a way that has a status of its own.
+fn refused(status: StatusCode, code: &str, message: String) -> Rejection {
+    let mut error = ApiError::invalid(message).with_code(code);
+    error.status = status.as_u16();
+    error.into()
 }
 
 async fn models(State(shell): Shared) -> Response {
@@ -153,12 +170,12 @@ async fn models(State(shell): Shared) -> Response {
     .into_response()
 }
 
-async fn tokenize(State(shell): Shared, body: Payload) -> Result<Response, Rejection> {
+async fn tokenize(State(shell): Shared, Payload(body): Payload) -> Result<Response, Rejection> {
     let Answer {
         status,
         content_type,
         body,
-    } = pass_tokenize(&shell.fleet, &shell.upstream, payload(body)?).await?;
+    } = pass_tokenize(&shell.fleet, &shell.upstream, body).await?;
     Ok((status, [(header::CONTENT_TYPE, content_type.unwrap_or(JSON))], body).into_response())
 }
 
@@ -235,7 +252,5 @@ async fn no_such_path(uri: Uri) -> Rejection {
 
 async fn wrong_method(method: Method, uri: Uri) -> Rejection {
     let message = format!("the path `{}` does not take `{method}`", uri.path());
-    let mut error = ApiError::invalid(message).with_code("method_not_allowed");
-    error.status = StatusCode::METHOD_NOT_ALLOWED.as_u16();
-    error.into()
+    refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }

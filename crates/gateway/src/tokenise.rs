@@ -19,6 +19,9 @@ use tokio::sync::Semaphore;
 /// How long an engine may take to tokenise a prompt.
 const TOKENISE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Engines that are asked to tokenise one prompt, one after the other.
+const TOKENISE_TRIES: usize = 3;
+
 /// Members of a chat request that say how its prompt is rendered, all of which `/tokenize` takes.
 const RENDERING: [&str; 8] = [
     "model",
@@ -202,12 +205,12 @@ fn question(text: &Text) -> Body {
     question
 }
 
-/// Asks the first engine of the fleet that answers.
+/// Asks the first engine of the fleet that answers, of a few.
 ///
 /// # Errors
 /// None answered (503).
 pub(crate) async fn pass_tokenize(fleet: &Fleet, upstream: &Upstream, body: Bytes) -> Result<Answer, Rejection> {
-    for worker in fleet.reachable() {
+    for worker in fleet.reachable().into_iter().take(TOKENISE_TRIES) {
         let request = Request::builder()
             .method(Method::POST)
             .uri(fleet.uri(worker, "/tokenize"))

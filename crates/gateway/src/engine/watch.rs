@@ -13,6 +13,7 @@ use homing_router::event::{Event, HealthReport};
 use homing_units::{BootEpoch, WorkerId};
 use homing_wire::metrics_text::Metrics;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -29,7 +30,6 @@ const MAPPED_MIN: u64 = 1 << 12;
 const ENGINE_BLOCK_MIN: u64 = 16;
 
 /// What a watch needs.
-#[derive(Clone)]
 pub(crate) struct Watch {
     pub(crate) worker: WorkerId,
     pub(crate) fleet: Arc<Fleet>,
@@ -38,6 +38,8 @@ pub(crate) struct Watch {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) clocks: GatewayClocks,
     pub(crate) block_size: u32,
+    /// Its metrics speak of another life than the one that is known.
+    pub(crate) doubtful: AtomicBool,
 }
 
 impl Watch {
@@ -88,6 +90,7 @@ impl Watch {
         let mut certain = true;
         loop {
             ticks.tick().await;
+            certain &= !self.doubtful.swap(false, Ordering::Relaxed);
             let sign = self.sign_of_life(&known, certain).await;
             self.member().set_reachable(sign.is_ok());
             let found = match sign {
@@ -166,7 +169,11 @@ impl Watch {
             let other_life = known.info.epoch != BootEpoch::default()
                 && self.member().spec.kind == EngineKind::Vllm
                 && epoch_of(&metrics).is_some_and(|epoch| epoch != known.info.epoch);
-            if let Some(load) = load_of(self.worker, &metrics, known.info.kv_tokens).filter(|_| !other_life) {
+            if other_life {
+                self.doubtful.store(true, Ordering::Relaxed);
+                continue;
+            }
+            if let Some(load) = load_of(self.worker, &metrics, known.info.kv_tokens) {
                 self.core.tell(Event::Load(load)).await;
             }
         }

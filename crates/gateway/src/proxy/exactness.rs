@@ -10,12 +10,11 @@ use homing_wire::openai::Body;
 pub(crate) type Blocker = &'static str;
 
 /// Fields that change nothing about the tokens, or act on each token by itself.
-const HARMLESS: [&str; 32] = [
+const HARMLESS: [&str; 31] = [
     "model",
     "messages",
     "prompt",
     "stream",
-    "stream_options",
     "max_tokens",
     "max_completion_tokens",
     "top_p",
@@ -90,6 +89,10 @@ fn of_field(name: &str, text: &str, body: &Body, parses_output: bool) -> Option<
         "min_tokens" => (number == Some(0.0), "min_tokens"),
         "logprobs" => (text == "false", "logprobs"),
         "top_logprobs" => (number == Some(0.0), "logprobs"),
+        "stream_options" => (
+            !compact(text).contains(r#""continuous_usage_stats":true"#),
+            "usage in every chunk",
+        ),
         "echo" => (text == "false", "echo"),
         "stop" => (
             matches!(compact(text).as_str(), "[]" | "\"\""),
@@ -161,6 +164,12 @@ mod tests {
             Some("guided decoding"),
         );
         check(r#","guided_regex":"a+""#, true, Some("a field of unknown effect"));
+        check(r#","stream_options":{"include_usage":true}"#, true, None);
+        check(
+            r#","stream_options":{"continuous_usage_stats": true}"#,
+            true,
+            Some("usage in every chunk"),
+        );
         check(r#","repetition_penalty":1.1"#, true, Some("penalties"));
         check(r#","logprobs":true"#, true, Some("logprobs"));
         check(r#","tools":[{"type":"function"}]"#, true, Some("tool calls"));

@@ -300,7 +300,9 @@ impl Flight {
     async fn finished(&mut self, leg: LegId) {
         let (cached_tokens, output_tokens) = self.transcript.leg_usage();
         self.reported_cached_tokens = cached_tokens;
-        self.attempt.decode = None;
+        if let Some(decode) = self.attempt.decode.take() {
+            decode.finish();
+        }
         // The core hears of the end before the client does: the client's next turn must find this one ended.
         self.tell(Event::Finished {
             leg,

@@ -11,6 +11,10 @@ use homing_wire::sse::SseDecoder;
 use http::{HeaderMap, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use std::time::Duration;
+
+/// How long the end of a body may take after its last event; then the connection is closed.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Where a leg goes and as what.
 #[derive(Clone, Debug)]
@@ -144,6 +148,13 @@ impl DecodeLeg {
                 }
             }
         }
+    }
+
+    /// The answer is whole: its connection may serve another request once the body's end has come.
+    pub(crate) fn finish(self) {
+        let Phase::Open(mut body) = self.phase else { return };
+        let end = async move { while let Some(Ok(_)) = body.frame().await {} };
+        tokio::spawn(tokio::time::timeout(END_TIMEOUT, end));
     }
 
     fn decoded(&mut self) -> Option<DecodeNews> {

@@ -277,3 +277,33 @@ async fn a_sick_worker_is_left_alone_until_it_is_well() {
         })
         .await;
 }
+
+#[tokio::test]
+async fn a_stream_goes_on_when_its_worker_hangs() {
+    let mut cluster = Cluster::start(&TWO).await;
+    for engine in &cluster.engines {
+        engine.hold();
+        engine.release(3);
+    }
+    let messages = messages(30);
+    let mut events = cluster
+        .client
+        .stream("/v1/chat/completions", &chat(&messages, 8, true))
+        .await;
+    let mut seen = Vec::new();
+    while text_of(&seen).len() < 3 {
+        seen.push(serde_json::from_str::<Value>(&events.next().await.unwrap()).unwrap());
+    }
+    let (busy, other) = split(&mut cluster);
+    cluster.engines[other].release(10);
+    // Its connection stands, but it answers no probe any more.
+    cluster.engines[busy].set_sick(true);
+    let (rest, done) = events.rest().await;
+    seen.extend(rest);
+    assert!(done, "{seen:?}");
+    assert_eq!(text_of(&seen), answer_to(&tokens_of(&messages), 8));
+    cluster.engines[busy]
+        .until("its leg is cancelled", |engine| engine.open() == 0)
+        .await;
+    cluster.until_idle().await;
+}

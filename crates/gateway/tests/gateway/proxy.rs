@@ -186,3 +186,21 @@ async fn a_request_can_be_explained() {
         "seed"
     );
 }
+
+#[tokio::test]
+async fn connections_to_engines_are_used_again() {
+    let mut cluster = Cluster::start(&[Role::Both]).await;
+    for _ in 0..30 {
+        let answer = cluster
+            .client
+            .post("/v1/chat/completions", &chat(&messages(3), 2, true))
+            .await;
+        assert_eq!(answer.status, 200);
+        cluster.turn().await;
+    }
+    let connections = cluster.engines[0].connections();
+    assert!(
+        connections < 15,
+        "30 streams took {connections} connections, probes among them"
+    );
+}

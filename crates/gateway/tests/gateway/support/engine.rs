@@ -66,6 +66,8 @@ pub struct Engine {
     /// Requests whose connection is open.
     open: AtomicUsize,
     exports: AtomicU64,
+    /// Connections that were ever made.
+    connections: AtomicUsize,
     /// The start time that its metrics say, in seconds.
     born: AtomicU64,
     sick: AtomicBool,
@@ -190,6 +192,10 @@ impl Fake {
         }
     }
 
+    pub fn connections(&self) -> usize {
+        self.engine.connections.load(Ordering::SeqCst)
+    }
+
     pub fn open(&self) -> usize {
         self.engine.open.load(Ordering::SeqCst)
     }
@@ -212,13 +218,14 @@ async fn serve(listener: TcpListener, app: App) {
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
-        .with_state(app);
+        .with_state(app.clone());
     let mut connections = tokio::task::JoinSet::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             continue;
         };
         stream.set_nodelay(true).unwrap();
+        app.engine.connections.fetch_add(1, Ordering::SeqCst);
         let service = TowerToHyperService::new(routes.clone());
         connections.spawn(async move {
             let connection = hyper::server::conn::http1::Builder::new();

@@ -29,7 +29,8 @@ pub struct Cluster {
 pub fn quick() -> GatewayClocks {
     GatewayClocks {
         probe_every: Duration::from_millis(20),
-        probe_timeout: Duration::from_millis(500),
+        // Generous: what is dead here refuses connections at once, and the machine may be busy.
+        probe_timeout: Duration::from_secs(5),
         poll_every: Duration::from_millis(20),
         retry_cap: Duration::from_millis(50),
         drain: Duration::from_millis(500),
