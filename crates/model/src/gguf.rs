@@ -153,14 +153,14 @@ impl Vocabulary {
 }
 
 /// A GGUF file whose header has been read.
-struct GgufFile {
+pub(crate) struct GgufFile {
     content: Content,
     reader: BufReader<File>,
     name: String,
 }
 
 impl GgufFile {
-    fn open(path: &Path) -> Result<Self, GgufError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, GgufError> {
         let problem = |problem| GgufError {
             path: path.to_owned(),
             problem,

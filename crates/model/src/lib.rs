@@ -25,6 +25,8 @@ mod matrix;
 mod model;
 mod open;
 mod quants;
+#[cfg(test)]
+mod reference;
 mod rope;
 mod strftime;
 mod template;
@@ -38,7 +40,7 @@ pub use forward::{Chunk, ForwardError};
 pub use gguf::{GgufError, GgufProblem};
 pub use kv_store::{KvError, KvStore};
 pub use model::Model;
-pub use open::{Bundle, ModelSpec, OpenError, TINY_SEED, default_cache_dir, open, open_vocabulary, resolve};
+pub use open::{Bundle, ModelSpec, OpenError, TINY_SEED, cached, default_cache_dir, open, open_vocabulary, resolve};
 pub use template::{CHATML, ChatInput, ChatTemplate, TemplateError};
 pub use tokenizer::{Cut, StreamDecoder, TokenKind, Tokenizer, TokenizerError, TokenizerParts};
 pub use vocabulary::Vocabulary;

@@ -4,72 +4,100 @@
 //! instructions without being allowed to change a bit; `mul_add` is one rounding on every platform. The exponential is
 //! ours because the system's differs between platforms and does not vectorise. Nothing here knows about batches.
 
-/// Lanes of a reduction: two AVX2 registers of float32, enough to hide the latency of an addition.
-const LANES: usize = 16;
+/// Lanes of a reduction: one AVX2 register of float32.
+const LANES: usize = 8;
 
-/// The dot product of two equally long slices.
-pub(crate) fn dot(left: &[f32], right: &[f32]) -> f32 {
-    debug_assert_eq!(left.len(), right.len(), "a dot product takes equally long slices");
-    let mut lanes = [0.0f32; LANES];
-    let (left, left_rest) = left.as_chunks::<LANES>();
-    let (right, right_rest) = right.as_chunks::<LANES>();
-    for (left, right) in left.iter().zip(right) {
-        for lane in 0..LANES {
-            lanes[lane] = left[lane].mul_add(right[lane], lanes[lane]);
+type Lanes = [f32; LANES];
+
+/// The dot products of `C` columns with `R` rows, all equally long. Each is computed as if it were alone: they are taken
+/// together because eight independent chains of multiply-adds keep a core busy, and each value is loaded less often.
+pub(crate) fn dots<const C: usize, const R: usize>(columns: [&[f32]; C], rows: [&[f32]; R]) -> [[f32; R]; C] {
+    let length = columns[0].len();
+    let mut sums = lanes_of_dots(columns, rows).map(|rows| rows.map(add_lanes));
+    let rest = length - length % LANES;
+    if rest < length {
+        for (column, sums) in columns.iter().zip(&mut sums) {
+            for (row, sum) in rows.iter().zip(sums) {
+                let pairs = column[rest..].iter().zip(&row[rest..]);
+                *sum = pairs.fold(*sum, |sum, (left, right)| left.mul_add(*right, sum));
+            }
         }
     }
-    let rest = left_rest.iter().zip(right_rest);
-    rest.fold(add_lanes(lanes), |sum, (left, right)| left.mul_add(*right, sum))
+    sums
+}
+
+/// Lane `i` of a dot product: the products of elements `i`, `i + 8`, ... one after the other. Not inlined: what is done with
+/// the lanes afterwards would keep the compiler from holding them in vector registers.
+#[inline(never)]
+fn lanes_of_dots<const C: usize, const R: usize>(columns: [&[f32]; C], rows: [&[f32]; R]) -> [[Lanes; R]; C] {
+    let chunks = columns[0].len() / LANES;
+    let columns: [&[Lanes]; C] = columns.map(|column| &column.as_chunks().0[..chunks]);
+    let rows: [&[Lanes]; R] = rows.map(|row| &row.as_chunks().0[..chunks]);
+    let mut sums = [[[0.0; LANES]; R]; C];
+    for chunk in 0..chunks {
+        for (column, sums) in columns.iter().zip(&mut sums) {
+            for (row, sum) in rows.iter().zip(sums) {
+                *sum = multiply_add(&column[chunk], &row[chunk], sum);
+            }
+        }
+    }
+    sums
+}
+
+#[inline]
+fn multiply_add(left: &Lanes, right: &Lanes, sum: &Lanes) -> Lanes {
+    std::array::from_fn(|lane| left[lane].mul_add(right[lane], sum[lane]))
+}
+
+fn add_lanes([a, b, c, d, e, f, g, h]: Lanes) -> f32 {
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
 /// The sum of a slice.
-pub(crate) fn sum(values: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    for chunk in chunks {
-        for lane in 0..LANES {
-            lanes[lane] += chunk[lane];
-        }
-    }
-    rest.iter().fold(add_lanes(lanes), |sum, value| sum + value)
+fn sum(values: &[f32]) -> f32 {
+    let (chunks, rest) = values.as_chunks();
+    rest.iter()
+        .fold(add_lanes(lanes_of_sum(chunks)), |sum, value| sum + value)
 }
 
-fn add_lanes(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
-        }
-        width /= 2;
+#[inline(never)]
+fn lanes_of_sum(chunks: &[Lanes]) -> Lanes {
+    let mut sums = [0.0; LANES];
+    for chunk in chunks {
+        sums = std::array::from_fn(|lane| sums[lane] + chunk[lane]);
     }
-    lanes[0]
+    sums
 }
 
 /// The largest value of a slice, negative infinity if it is empty.
-pub(crate) fn max(values: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (chunks, rest) = values.as_chunks::<LANES>();
+fn max(values: &[f32]) -> f32 {
+    let larger = |left: f32, right: f32| if left > right { left } else { right };
+    let (chunks, rest) = values.as_chunks();
+    let lanes = largest_lanes(chunks);
+    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
+}
+
+#[inline(never)]
+fn largest_lanes(chunks: &[Lanes]) -> Lanes {
+    let mut largest = [f32::NEG_INFINITY; LANES];
     for chunk in chunks {
-        for lane in 0..LANES {
-            lanes[lane] = if chunk[lane] > lanes[lane] {
+        largest = std::array::from_fn(|lane| {
+            if chunk[lane] > largest[lane] {
                 chunk[lane]
             } else {
-                lanes[lane]
-            };
-        }
+                largest[lane]
+            }
+        });
     }
-    lanes
-        .iter()
-        .chain(rest)
-        .copied()
-        .fold(f32::NEG_INFINITY, |best, value| if value > best { value } else { best })
+    largest
 }
 
 /// `e^x`, to about two units in the last place for `-87 <= x <= 88`; beyond that the value at the bound.
 ///
 /// The argument is split as `n ln 2 + r`, `|r| <= ln 2 / 2`; `e^r` is its Taylor polynomial of degree 7, whose error
 /// there (below `r^8 / 8!`, 5e-9) is less than a rounding.
-pub(crate) fn exp(x: f32) -> f32 {
+#[inline]
+fn exp(x: f32) -> f32 {
     /// Adding it rounds to an integer, which then is in the low bits of the sum.
     const ROUND: f32 = 12_582_912.0;
     /// The upper bits of ln 2, so that `n` times it is exact, and the rest.
@@ -100,8 +128,8 @@ pub(crate) fn exp_of_scores(scores: &mut [f32]) -> f32 {
 pub(crate) fn rms_norm(input: &[f32], weight: &[f32], epsilon: f32, output: &mut [f32]) {
     let width = weight.len();
     for (input, output) in input.chunks_exact(width).zip(output.chunks_exact_mut(width)) {
-        #[expect(clippy::cast_precision_loss, reason = "a width is far below 2^24")]
-        let mean = dot(input, input) / width as f32;
+        let [[square]] = dots([input], [input]);
+        let mean = square / width as f32;
         let scale = 1.0 / (mean + epsilon).sqrt();
         for ((value, weight), output) in input.iter().zip(weight).zip(output) {
             *output = value * scale * weight;
@@ -150,12 +178,28 @@ mod tests {
             let values: Vec<f32> = (0..length).map(|i| i as f32).collect();
             let expected: f32 = values.iter().sum();
             assert_eq!(sum(&values), expected, "sum of {length}");
-            assert_eq!(dot(&values, &vec![1.0; length]), expected, "dot of {length}");
+            assert_eq!(dots([&values], [&vec![1.0; length]]), [[expected]], "dot of {length}");
             assert_eq!(
                 max(&values),
                 values.last().copied().unwrap_or(f32::NEG_INFINITY),
                 "max of {length}"
             );
+        }
+    }
+
+    #[test]
+    fn dots_are_the_same_together_and_alone() {
+        for length in [8, 13, 64] {
+            let values: Vec<Vec<f32>> = (0..6)
+                .map(|row| (0..length).map(|i| ((row * 31 + i * 7) as f32).sin()).collect())
+                .collect();
+            let row = |index: usize| values[index].as_slice();
+            let together = dots([row(0), row(1), row(2), row(3)], [row(4), row(5)]);
+            for (column, sums) in together.iter().enumerate() {
+                for (index, sum) in sums.iter().enumerate() {
+                    assert_eq!(dots([row(column)], [row(4 + index)]), [[*sum]], "length {length}");
+                }
+            }
         }
     }
 

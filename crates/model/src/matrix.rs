@@ -1,8 +1,7 @@
 //! Weights and their products with rows of activations.
 //!
-//! An output is one dot product in float32: eight lanes, each a chain of fused multiply-adds in the order of the inputs,
-//! added in a fixed tree. Tiles, strips and threads only decide when a dot product is computed, never how, so a row's
-//! result depends on the row and the weights alone.
+//! An output is one dot product in float32, in the fixed order of [`math::dots`]. Tiles, strips and threads only decide
+//! when a dot product is computed, never how, so a row's result depends on the row and the weights alone.
 //!
 //! Weights stay small integers with a scale and an offset for each 32 of them, as GGUF has them: that represents Q4_0,
 //! Q4_1, Q5_0, Q5_1 and Q8_0 exactly. A few columns at a time are expanded to float32 in the first-level cache and met
@@ -15,14 +14,11 @@
 //! workers, or a prefill and a decode, would then disagree. Formats other than those above (the K-quants) are
 //! requantised to Q8_0 at load; float formats stay float32.
 
+use crate::math;
 use crate::quants::{Affine, BLOCK};
 use rayon::prelude::*;
 
-/// Lanes of a dot product: one AVX2 register of float32.
-const LANES: usize = 8;
-
-/// Columns that are expanded together, and rows that are multiplied together: eight independent chains of multiply-adds
-/// keep both units of a core busy, and fit into its registers.
+/// Columns that are expanded together, and rows that are multiplied together: eight sums fit into a core's registers.
 const COLUMN_TILE: usize = 4;
 const ROW_PAIR: usize = 2;
 
@@ -176,7 +172,7 @@ impl Matrix {
         let rest = pairs.remainder();
         for (pair, output) in pairs.zip(output.chunks_exact_mut(ROW_PAIR)) {
             let (first, second) = pair.split_at(self.inputs);
-            let sums = dots(weights, [first, second]);
+            let sums = math::dots(weights, [first, second]);
             for (row, output) in output.iter_mut().enumerate() {
                 output[column..column + C].copy_from_slice(&sums.map(|sums| sums[row]));
             }
@@ -184,7 +180,7 @@ impl Matrix {
         if !rest.is_empty()
             && let Some(output) = output.last_mut()
         {
-            output[column..column + C].copy_from_slice(&dots(weights, [rest]).map(|[sum]| sum));
+            output[column..column + C].copy_from_slice(&math::dots(weights, [rest]).map(|[sum]| sum));
         }
     }
 }
@@ -198,37 +194,6 @@ fn expand(quants: &[i8], affines: &[Affine], values: &mut [f32]) {
             values[index] = f32::from(quants[index]).mul_add(affine.scale, affine.offset);
         }
     }
-}
-
-/// The dot products of `C` columns with `R` rows of the same length. Each is computed as if it were alone.
-fn dots<const C: usize, const R: usize>(columns: [&[f32]; C], rows: [&[f32]; R]) -> [[f32; R]; C] {
-    let length = columns[0].len();
-    let column_chunks: [&[[f32; LANES]]; C] = columns.map(|column| column[..length].as_chunks().0);
-    let row_chunks: [&[[f32; LANES]]; R] = rows.map(|row| row[..length].as_chunks().0);
-    let mut lanes = [[[0.0f32; LANES]; R]; C];
-    for chunk in 0..length / LANES {
-        for column in 0..C {
-            let weights = &column_chunks[column][chunk];
-            for row in 0..R {
-                let values = &row_chunks[row][chunk];
-                for lane in 0..LANES {
-                    lanes[column][row][lane] = weights[lane].mul_add(values[lane], lanes[column][row][lane]);
-                }
-            }
-        }
-    }
-    let rest = length - length % LANES;
-    std::array::from_fn(|column| {
-        std::array::from_fn(|row| {
-            let sum = add_lanes(lanes[column][row]);
-            let rest = columns[column][rest..].iter().zip(&rows[row][rest..length]);
-            rest.fold(sum, |sum, (weight, value)| weight.mul_add(*value, sum))
-        })
-    })
-}
-
-fn add_lanes([a, b, c, d, e, f, g, h]: [f32; LANES]) -> f32 {
-    ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! From what the command line says to a model in memory.
 
-use crate::download::{DownloadError, Package, fetch};
+use crate::download::{DownloadError, Package, fetch, find};
 use crate::gguf::GgufError;
 use crate::model::Model;
 use crate::vocabulary::Vocabulary;
@@ -157,6 +157,16 @@ pub fn open_vocabulary(spec: &ModelSpec, cache_dir: &Path) -> Result<(Vocabulary
         Source::File(path) => Vocabulary::load_gguf(&path)?,
     };
     Ok((vocabulary, warning))
+}
+
+/// The file of a model that can be opened without fetching anything.
+#[must_use]
+pub fn cached(spec: &ModelSpec, cache_dir: &Path) -> Option<PathBuf> {
+    match spec {
+        ModelSpec::Tiny => None,
+        ModelSpec::Auto | ModelSpec::SmolLm2 => find(&Package::smollm2(), cache_dir),
+        ModelSpec::Path(path) => file(path).ok(),
+    }
 }
 
 enum Source {
