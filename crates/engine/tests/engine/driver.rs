@@ -14,7 +14,7 @@ use homing_units::{Duration, Instant, RequestId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// More steps than any test's requests can need.
-const MAX_STEPS: u32 = 20_000;
+const MAX_STEPS: u32 = 2_000;
 /// More outputs than one input can cause.
 const MAX_OUTPUTS: u32 = 5_000;
 /// How long every step takes.
