@@ -238,7 +238,8 @@ fn at(path: &Path) -> impl Fn(io::Error) -> DownloadError + '_ {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;

@@ -19,6 +19,8 @@ mod config;
 mod download;
 mod forward;
 mod gguf;
+#[cfg(test)]
+mod gguf_tests;
 mod kv_store;
 mod math;
 mod matrix;

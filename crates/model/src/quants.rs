@@ -124,7 +124,7 @@ fn nibbles(bytes: &[u8], fifths: u32, zero: u8, quants: &mut [i8; BLOCK]) {
 fn half(block: &[u8], at: usize) -> f32 {
     let bits = u32::from(u16::from_le_bytes([block[at], block[at + 1]]));
     /// 2^112, the difference of the exponents' biases.
-    const REBIAS: f32 = 5_192_296_858_534_828e18;
+    const REBIAS: f32 = f32::from_bits((112 + 127) << 23);
     let magnitude = f32::from_bits((bits & 0x7fff) << 13) * REBIAS;
     if bits & 0x8000 == 0 { magnitude } else { -magnitude }
 }

@@ -297,3 +297,120 @@ impl JsonWriter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn render(source: &str, messages: &Json, tools: Option<&Json>) -> Result<String, TemplateError> {
+        let template = ChatTemplate::new(source, "<s>", "</s>")?;
+        template.render(&ChatInput {
+            messages,
+            tools,
+            add_generation_prompt: true,
+            unix_seconds: 1_700_000_000,
+        })
+    }
+
+    fn user(content: Json) -> Json {
+        json!([{"role": "user", "content": content}])
+    }
+
+    #[test]
+    fn a_conversation_becomes_chat_ml() {
+        let messages = json!([
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+            {"role": "assistant", "content": null, "tool_calls": []},
+            {"role": "tool", "content": "3"},
+        ]);
+        let expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none\ntwo<|im_end|>\n\
+            <|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(render(CHATML, &messages, None).as_deref(), Ok(expected));
+    }
+
+    #[test]
+    fn templates_have_what_the_hugging_face_tooling_gives_them() {
+        let check = |source: &str, expected: &str| {
+            let messages = json!([{"role": "user", "content": " Hi <b> ", "tool_calls": [
+                {"function": {"name": "f", "arguments": "{\"b\": [1, 2.5, null], \"a\": \"\u{e9}<'&\"}"}}]}]);
+            let tools = json!([{"type": "function"}]);
+            assert_eq!(
+                render(source, &messages, Some(&tools)).as_deref(),
+                Ok(expected),
+                "{source}"
+            );
+        };
+        check(
+            "{{ bos_token }}{{ messages[0]['content'].strip() | upper }}{{ eos_token }}",
+            "<s>HI <B></s>",
+        );
+        check(
+            "{{ messages[0].tool_calls[0].function.arguments | tojson }}",
+            r#"{"a": "é<'&", "b": [1, 2.5, null]}"#,
+        );
+        check("{{ [1, {}, []] | tojson(indent=2) }}", "[\n  1,\n  {},\n  []\n]");
+        check("{{ messages[0].tool_calls[0].function.arguments['b'] | length }}", "3");
+        check("{{ tools | length }}{{ strftime_now('%d %b %Y') }}", "114 Nov 2023");
+        check(
+            "{% for i in range(9) %}\n{% if i == 2 %}{% break %}{% endif %}\n  {% set x = i %}\n{{ i }}\n{% endfor %}",
+            "0\n1\n",
+        );
+        check(
+            "{% if messages[0].role.startswith('us') %}yes{% endif %}{{ undefined_name }}",
+            "yes",
+        );
+        check("{{ messages[0].content }}\n", " Hi <b> ");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let check = |source: &str, messages: Json, expected: TemplateError| {
+            assert_eq!(render(source, &messages, None), Err(expected), "{source}");
+        };
+        let messages = |problem: &str| TemplateError::Messages(problem.to_owned());
+        check(CHATML, json!("hi"), messages("`messages` is no array"));
+        check(
+            CHATML,
+            json!([]),
+            messages("`messages` is empty, expected at least one"),
+        );
+        check(CHATML, json!([1]), messages("`messages[0]` is no object"));
+        check(
+            CHATML,
+            json!([{"content": "hi"}]),
+            messages("`messages[0].role` is missing, expected a string"),
+        );
+        check(
+            CHATML,
+            user(json!(3)),
+            messages("`messages[0].content` is neither a string nor an array of parts"),
+        );
+        check(
+            CHATML,
+            user(json!([{"type": "text"}])),
+            messages("`messages[0].content` has a text part without `text`"),
+        );
+        check(
+            CHATML,
+            user(json!([{"type": "image_url", "image_url": {}}])),
+            messages("`messages[0].content` has a part of type `image_url`, expected `text`"),
+        );
+        let raising = "{{ raise_exception('roles must alternate') }}";
+        check(
+            raising,
+            user(json!("hi")),
+            TemplateError::Refused("roles must alternate".to_owned()),
+        );
+        let failed = render("{{ messages | no_such_filter }}", &user(json!("hi")), None);
+        assert!(
+            matches!(failed, Err(TemplateError::Failed(_) | TemplateError::Source(_))),
+            "{failed:?}"
+        );
+        let broken = render("{% if %}", &user(json!("hi")), None);
+        assert!(matches!(broken, Err(TemplateError::Source(_))), "{broken:?}");
+        let format = render("{{ strftime_now('%Q') }}", &user(json!("hi")), None);
+        assert!(matches!(format, Err(TemplateError::Failed(_))), "{format:?}");
+    }
+}

@@ -127,3 +127,76 @@ fn draw(rng: &mut Rng, count: usize) -> impl Iterator<Item = f32> {
     let bound = 3.0f32.sqrt();
     (0..count).map(move |_| rng.random_range(-bound..bound))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Chunk, KvStore, Tokenizer};
+    use homing_kv::BlockId;
+    use std::collections::BTreeSet;
+
+    /// The tokens that follow a prompt, each the likeliest.
+    fn greedy(seed: u64, prompt: &[u32], count: usize) -> Vec<u32> {
+        let model = Model::tiny(seed);
+        let mut kv = KvStore::new(model.config(), 16, 32);
+        let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
+        let mut sequence = prompt.to_vec();
+        let mut done = 0;
+        while sequence.len() < prompt.len() + count {
+            let start = u32::try_from(done).unwrap();
+            let chunk = Chunk {
+                tokens: &sequence[done..],
+                start,
+                blocks: &blocks,
+                logits: true,
+            };
+            let logits = model.forward(&mut kv, &[chunk]).unwrap().remove(0).unwrap();
+            done = sequence.len();
+            let best = (0u32..)
+                .zip(&logits)
+                .max_by(|(_, left), (_, right)| left.total_cmp(right))
+                .unwrap();
+            sequence.push(best.0);
+        }
+        sequence.split_off(prompt.len())
+    }
+
+    #[test]
+    fn greedy_answers_vary_with_everything_before_them() {
+        let tokenizer = Tokenizer::bytes();
+        let prompts = ["Hello", "Jello", "Hellp", "Hello Hello Hello Hello Hello Hello"];
+        for seed in 0..4 {
+            let answers: BTreeSet<Vec<u32>> = prompts
+                .iter()
+                .map(|prompt| greedy(seed, &tokenizer.encode(prompt), 100))
+                .collect();
+            assert_eq!(
+                answers.len(),
+                prompts.len(),
+                "seed {seed}: each prompt has its own answer"
+            );
+            for answer in answers {
+                let pairs: BTreeSet<&[u32]> = answer.windows(2).collect();
+                assert!(
+                    pairs.len() > 60,
+                    "seed {seed}: {} of 99 pairs differ in {answer:?}",
+                    pairs.len()
+                );
+                let readable = answer
+                    .iter()
+                    .filter(|token| prominence(**token as usize) == 1.0)
+                    .count();
+                assert!(readable > 95, "seed {seed}: {readable} of 100 tokens are readable");
+            }
+        }
+    }
+
+    #[test]
+    fn a_seed_has_the_same_weights_for_ever() {
+        // Printed once on x86-64 and to be the same everywhere: workers of one fleet may differ in their processor.
+        assert_eq!(
+            greedy(1, &[72, 105], 12),
+            [43, 112, 126, 122, 82, 126, 93, 56, 48, 10, 80, 60]
+        );
+    }
+}

@@ -168,19 +168,7 @@ impl Tokenizer {
     /// The tokenizer of `tiny`: token `b` is byte `b`, then the special tokens.
     #[must_use]
     pub fn bytes() -> Self {
-        let specials = BYTE_SPECIALS.map(str::to_owned);
-        let mut kinds = vec![TokenKind::Normal; 256];
-        kinds.resize(256 + specials.len(), TokenKind::Control);
-        let tokens = (0..=u8::MAX)
-            .map(|byte| spelling(byte).to_string())
-            .chain(specials)
-            .collect();
-        let parts = TokenizerParts {
-            tokens,
-            kinds,
-            ..TokenizerParts::default()
-        };
-        Self::new(parts).expect("every byte has a token")
+        Self::new(byte_parts()).expect("every byte has a token")
     }
 
     /// The tokens of a text. Control tokens that are spelt out in it (as a chat template does) become these tokens.
@@ -325,6 +313,22 @@ fn is_begun_character(bytes: &[u8]) -> bool {
         && std::str::from_utf8(bytes).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
 }
 
+/// The parts of [`Tokenizer::bytes`].
+pub(crate) fn byte_parts() -> TokenizerParts {
+    let specials = BYTE_SPECIALS.map(str::to_owned);
+    let mut kinds = vec![TokenKind::Normal; 256];
+    kinds.resize(256 + specials.len(), TokenKind::Control);
+    let tokens = (0..=u8::MAX)
+        .map(|byte| spelling(byte).to_string())
+        .chain(specials)
+        .collect();
+    TokenizerParts {
+        tokens,
+        kinds,
+        ..TokenizerParts::default()
+    }
+}
+
 fn token(text: &str, kind: TokenKind) -> Token {
     let bytes = match kind {
         TokenKind::Normal => spelled_bytes(text),
@@ -413,4 +417,111 @@ fn spelled_bytes(text: &str) -> Option<Vec<u8>> {
         Some(ALPHABET[index].1)
     };
     text.chars().map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn bytes_are_tokens_and_control_tokens_are_found() {
+        let tokenizer = Tokenizer::bytes();
+        let check = |text: &str, expected: &[u32]| {
+            assert_eq!(tokenizer.encode(text), expected, "{text:?}");
+            assert_eq!(tokenizer.encode_prompt(text), expected, "no token begins prompts");
+        };
+        check("", &[]);
+        check("Hi  é\n", &[72, 105, 32, 32, 0xc3, 0xa9, 10]);
+        check("<|im_start|>a<|im_end|>", &[257, 97, 258]);
+        check("<|im_star", &[60, 124, 105, 109, 95, 115, 116, 97, 114]);
+        assert_eq!(tokenizer.end_tokens(), [256, 258]);
+        assert_eq!(tokenizer.control("<|im_start|>"), Some(257));
+        assert_eq!(tokenizer.control("a"), None);
+        assert_eq!(
+            tokenizer.decode(&[257, 72, 105, 258, 9999]),
+            "Hi",
+            "control and unknown tokens are no text"
+        );
+        assert_eq!(tokenizer.spelled(257), "<|im_start|>");
+    }
+
+    #[test]
+    fn merges_and_cuts_follow_the_model() {
+        let mut parts = byte_parts();
+        for token in ["th", "the", "Ġthe", "12", "<sep>"] {
+            parts.tokens.push(token.to_owned());
+            parts.kinds.push(if token == "<sep>" {
+                TokenKind::UserDefined
+            } else {
+                TokenKind::Normal
+            });
+        }
+        let pairs = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("1", "2")];
+        parts.merges = pairs.map(|(left, right)| (left.to_owned(), right.to_owned())).to_vec();
+        parts.bos = Some(256);
+        let check = |cut, text: &str, expected: &[u32]| {
+            let tokenizer = Tokenizer::new(TokenizerParts { cut, ..parts.clone() }).unwrap();
+            assert_eq!(tokenizer.encode(text), expected, "{cut:?} {text:?}");
+            assert_eq!(
+                tokenizer.encode_prompt(text)[..2],
+                [256, expected[0]],
+                "the first token begins prompts"
+            );
+            assert_eq!(tokenizer.decode(expected), text);
+        };
+        check(Cut::Gpt2, "the the<sep>12", &[260, 261, 263, 262]);
+        check(Cut::SmolLm, "the the<sep>12", &[260, 261, 263, 49, 50]);
+        check(Cut::Llama3, "the the<sep>12", &[260, 261, 263, 262]);
+    }
+
+    #[test]
+    fn a_vocabulary_without_bytes_is_refused() {
+        let mut parts = byte_parts();
+        parts.tokens[usize::from(b'a')] = "other".to_owned();
+        assert!(matches!(
+            Tokenizer::new(parts),
+            Err(TokenizerError::MissingByte { byte: b'a' })
+        ));
+        let mut parts = byte_parts();
+        parts.tokens[7] = "bell".to_owned();
+        assert_eq!(
+            Tokenizer::new(parts).unwrap().encode("a\u{7}b"),
+            [97, 98],
+            "an unspellable byte is left out"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_stream_says_what_the_whole_says(
+            tokens in prop::collection::vec(prop_oneof![
+                0u32..260,
+                prop::sample::select("aé€😀\u{301}".bytes().map(u32::from).collect::<Vec<_>>()),
+            ], 0..40),
+        ) {
+            let tokenizer = Tokenizer::bytes();
+            let mut stream = tokenizer.stream();
+            let mut text = String::new();
+            for token in &tokens {
+                text.push_str(&stream.push(*token));
+                prop_assert!(stream.pending.len() <= 3, "held back {:?}", stream.pending);
+            }
+            text.push_str(&stream.finish());
+            prop_assert_eq!(text, tokenizer.decode(&tokens));
+        }
+
+        #[test]
+        fn any_text_survives_a_round_trip(text in any::<String>()) {
+            let tokenizer = Tokenizer::bytes();
+            prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text)), text);
+        }
+    }
+
+    #[test]
+    fn no_half_character_is_streamed() {
+        let mut stream = Tokenizer::bytes().stream();
+        let shown: Vec<String> = "aé😀".bytes().map(|byte| stream.push(u32::from(byte))).collect();
+        assert_eq!(shown, ["a", "", "é", "", "", "", "😀"]);
+    }
 }
