@@ -9,7 +9,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let model = arguments.next().ok_or("no model named, expected `tiny`, `smollm2`, a path or `step:PROFILE`")?;
+    let model = arguments
+        .next()
+        .ok_or("no model named, expected `tiny`, `smollm2`, a path or `step:PROFILE`")?;
     let compute = match model.strip_prefix("step:") {
         Some(profile) => Compute::Steps(Box::new(StepModel::profile(profile)?)),
         None => Compute::Model(model.parse()?),

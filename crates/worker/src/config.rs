@@ -47,6 +47,8 @@ pub struct WorkerConfig {
     pub served_model: Option<String>,
     /// Where HTTP, KV events, their replay and KV transfer listen. Port 0 takes a free one.
     pub listen: Listen,
+    /// The host under which other workers reach this one's transfer port; by default the address it listens on.
+    pub advertise: Option<String>,
     /// Size of the KV pool in tokens; by default what suits the model.
     pub kv_tokens: Option<u32>,
     /// Tokens in a block.
@@ -134,7 +136,12 @@ impl Listen {
     #[must_use]
     pub const fn at(http: SocketAddr) -> Self {
         let free = SocketAddr::new(http.ip(), 0);
-        Self { http, kv_events: free, kv_replay: free, kv_transfer: free }
+        Self {
+            http,
+            kv_events: free,
+            kv_replay: free,
+            kv_transfer: free,
+        }
     }
 }
 
@@ -167,6 +174,7 @@ impl Default for WorkerConfig {
             cache_dir: default_cache_dir(),
             served_model: None,
             listen: Listen::default(),
+            advertise: None,
             kv_tokens: None,
             block_size: 16,
             boot_epoch: None,

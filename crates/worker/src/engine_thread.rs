@@ -9,22 +9,26 @@
 //! time), a transfer connection (bounded by the transfer server, one read at a time), or an operator's call (one of
 //! [`OPERATOR_CALLS_MAX`]).
 
+mod handle;
+
+pub use handle::{EngineHandle, EngineStopped, EngineThread, RequestStream, SubmitError, engine_thread};
+
 use crate::backend::Backend;
 use crate::executor::{Effect, Ended, Executor, KvOut, Outcome, PullOrder, TokenOut};
+use crate::latency::{Latencies, Moments};
 use crate::metrics::{Counters, Status};
 use crate::request::Request;
 use crate::transfers::ExportView;
-use arc_swap::ArcSwap;
 use bytes::Bytes;
 use homing_engine::api::{ExportEnd, ImportError, Reject};
 use homing_kv::BlockHash;
 use homing_units::{BootEpoch, Duration, Instant, RequestId};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::Arc;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// Commands that are taken from the mailbox before the next step.
 const COMMANDS_PER_TURN: usize = 256;
@@ -82,12 +86,34 @@ pub enum RequestEvent {
 enum Command {
     Submit(Box<Submission>),
     Abort(RequestId),
-    ReadExport { id: RequestId, first: u32, bytes_max: usize, reply: oneshot::Sender<Option<ExportChunk>> },
-    FindExport { id: RequestId, reply: oneshot::Sender<Option<ExportView>> },
-    AckExport { id: RequestId, reply: oneshot::Sender<bool> },
-    WriteImport { id: RequestId, first: u32, payloads: Vec<Bytes>, reply: oneshot::Sender<Result<(), ImportError>> },
-    ImportDone { id: RequestId, outcome: Result<(), ImportError> },
-    ClearCache { _place: OwnedSemaphorePermit, reply: oneshot::Sender<()> },
+    ReadExport {
+        id: RequestId,
+        first: u32,
+        bytes_max: usize,
+        reply: oneshot::Sender<Option<ExportChunk>>,
+    },
+    FindExport {
+        id: RequestId,
+        reply: oneshot::Sender<Option<ExportView>>,
+    },
+    AckExport {
+        id: RequestId,
+        reply: oneshot::Sender<bool>,
+    },
+    WriteImport {
+        id: RequestId,
+        first: u32,
+        payloads: Vec<Bytes>,
+        reply: oneshot::Sender<Result<(), ImportError>>,
+    },
+    ImportDone {
+        id: RequestId,
+        outcome: Result<(), ImportError>,
+    },
+    ClearCache {
+        _place: OwnedSemaphorePermit,
+        reply: oneshot::Sender<()>,
+    },
     Stop,
 }
 
@@ -97,7 +123,9 @@ pub type ExportChunk = Vec<Vec<u8>>;
 struct Submission {
     id: RequestId,
     request: Request,
-    client: Client,
+    events: UnboundedSender<RequestEvent>,
+    source: Option<PullSource>,
+    place: OwnedSemaphorePermit,
 }
 
 /// The receiving side of a live request.
@@ -105,213 +133,12 @@ struct Client {
     events: UnboundedSender<RequestEvent>,
     source: Option<PullSource>,
     pull: Option<PullGuard>,
+    moments: Moments,
     _place: OwnedSemaphorePermit,
 }
 
-/// The engine thread has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the engine has stopped")]
-pub struct EngineStopped;
-
-/// Why a request was not handed to the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// As many requests are alive as the worker takes.
-    #[error("`{live}` requests are being served, expected fewer")]
-    Full {
-        /// How many.
-        live: usize,
-    },
-    /// The engine thread has ended.
-    #[error(transparent)]
-    Stopped(#[from] EngineStopped),
-}
-
-/// Reaches the engine thread. Cloning shares it.
-#[derive(Clone)]
-pub struct EngineHandle {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    mailbox: Sender<Command>,
-    places: Arc<Semaphore>,
-    places_total: usize,
-    operator_calls: Arc<Semaphore>,
-    next_id: AtomicU64,
-    status: ArcSwap<Status>,
-    alive: AtomicBool,
-}
-
-/// The engine thread before it runs.
-pub struct EngineThread {
-    shared: Arc<Shared>,
-    mailbox: Receiver<Command>,
-}
-
-/// A handle and the thread it reaches; `places` is how many requests may be alive at once.
-#[must_use]
-pub fn engine_thread(places: usize) -> (EngineHandle, EngineThread) {
-    let (sender, mailbox) = mpsc::channel();
-    let shared = Arc::new(Shared {
-        mailbox: sender,
-        places: Arc::new(Semaphore::new(places)),
-        places_total: places,
-        operator_calls: Arc::new(Semaphore::new(OPERATOR_CALLS_MAX)),
-        next_id: AtomicU64::new(0),
-        status: ArcSwap::default(),
-        alive: AtomicBool::new(true),
-    });
-    (EngineHandle { shared: shared.clone() }, EngineThread { shared, mailbox })
-}
-
-impl EngineHandle {
-    /// Hands a request in; `source` is where its KV is on offer, if it is.
-    ///
-    /// # Errors
-    /// When too many requests are alive, or the engine has stopped.
-    pub fn submit(&self, request: Request, source: Option<PullSource>) -> Result<RequestStream, SubmitError> {
-        let place = self.shared.places.clone().try_acquire_owned();
-        let place = place.map_err(|_| SubmitError::Full { live: self.shared.places_total })?;
-        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
-        // Unbounded, but a request has at most `max_output_tokens` tokens and one end.
-        let (sender, events) = unbounded_channel();
-        let client = Client { events: sender, source, pull: None, _place: place };
-        self.send(Command::Submit(Box::new(Submission { id, request, client })))?;
-        Ok(RequestStream { id, events, handle: self.clone(), ended: false })
-    }
-
-    /// Requests that may be alive at once.
-    #[must_use]
-    pub fn places(&self) -> usize {
-        self.shared.places_total
-    }
-
-    /// The load and the counters after the last turn.
-    #[must_use]
-    pub fn status(&self) -> Arc<Status> {
-        self.shared.status.load_full()
-    }
-
-    /// Whether the engine thread runs.
-    #[must_use]
-    pub fn is_alive(&self) -> bool {
-        self.shared.alive.load(Ordering::Acquire)
-    }
-
-    /// Drops every cached block that no request uses.
-    ///
-    /// # Errors
-    /// When the engine has stopped.
-    pub async fn clear_cache(&self) -> Result<(), EngineStopped> {
-        let place = self.shared.operator_calls.clone().acquire_owned().await.map_err(|_| EngineStopped)?;
-        self.ask(|reply| Command::ClearCache { _place: place, reply }).await
-    }
-
-    /// The export of a request, while it is held.
-    ///
-    /// # Errors
-    /// When the engine has stopped.
-    pub async fn find_export(&self, id: RequestId) -> Result<Option<ExportView>, EngineStopped> {
-        self.ask(|reply| Command::FindExport { id, reply }).await
-    }
-
-    /// Payloads of an exported prompt's blocks from index `first` on: one or more, up to `bytes_max` together; `None` when
-    /// that block is not held (any more).
-    ///
-    /// # Errors
-    /// When the engine has stopped.
-    pub async fn read_export(
-        &self,
-        id: RequestId,
-        first: u32,
-        bytes_max: usize,
-    ) -> Result<Option<ExportChunk>, EngineStopped> {
-        self.ask(|reply| Command::ReadExport { id, first, bytes_max, reply }).await
-    }
-
-    /// The puller has what it wanted. Says whether the export was held until now.
-    ///
-    /// # Errors
-    /// When the engine has stopped.
-    pub async fn ack_export(&self, id: RequestId) -> Result<bool, EngineStopped> {
-        self.ask(|reply| Command::AckExport { id, reply }).await
-    }
-
-    /// Stores pulled blocks from index `first` of the prompt on.
-    ///
-    /// # Errors
-    /// `TimedOut` when the import was given up, `Corrupt` when a payload is not its block's, `Unreachable` when the
-    /// engine has stopped.
-    pub async fn write_import(&self, id: RequestId, first: u32, payloads: Vec<Bytes>) -> Result<(), ImportError> {
-        let asked = self.ask(|reply| Command::WriteImport { id, first, payloads, reply }).await;
-        asked.map_err(|EngineStopped| ImportError::Unreachable)?
-    }
-
-    /// A pull has ended.
-    pub fn import_done(&self, id: RequestId, outcome: Result<(), ImportError>) {
-        // A stopped engine has no import to end.
-        let _ = self.send(Command::ImportDone { id, outcome });
-    }
-
-    /// Ends the engine thread: every live request is given up.
-    pub fn stop(&self) {
-        // Stopped already, where it fails.
-        let _ = self.send(Command::Stop);
-    }
-
-    fn abort(&self, id: RequestId) {
-        // A stopped engine has given it up already.
-        let _ = self.send(Command::Abort(id));
-    }
-
-    fn send(&self, command: Command) -> Result<(), EngineStopped> {
-        self.shared.mailbox.send(command).map_err(|_| EngineStopped)
-    }
-
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, EngineStopped> {
-        let (reply, answer) = oneshot::channel();
-        self.send(command(reply))?;
-        answer.await.map_err(|_| EngineStopped)
-    }
-}
-
-/// What happens to one request. Dropping it before the end gives the request up.
-pub struct RequestStream {
-    id: RequestId,
-    events: UnboundedReceiver<RequestEvent>,
-    handle: EngineHandle,
-    ended: bool,
-}
-
-impl RequestStream {
-    /// The worker's own id of the request.
-    #[must_use]
-    pub fn id(&self) -> RequestId {
-        self.id
-    }
-
-    /// The next event; `None` after the last one, or when the engine has stopped before it.
-    pub async fn next(&mut self) -> Option<RequestEvent> {
-        if self.ended {
-            return None;
-        }
-        let event = self.events.recv().await;
-        self.ended = !matches!(event, Some(RequestEvent::Token(_)));
-        event
-    }
-}
-
-impl Drop for RequestStream {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.handle.abort(self.id);
-        }
-    }
-}
-
 /// Marks the engine as stopped when its thread ends, in whatever way.
-struct Alive(Arc<Shared>);
+struct Alive(Arc<handle::Shared>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
@@ -328,6 +155,7 @@ impl EngineThread {
             outside,
             clients: HashMap::new(),
             counters: Counters::default(),
+            latencies: Latencies::default(),
             step_ends: None,
             started: std::time::Instant::now(),
             changes: Vec::new(),
@@ -336,11 +164,11 @@ impl EngineThread {
         while !turn.stopping {
             turn.advance();
             turn.tell();
-            self.shared.status.store(Arc::new(Status { load: turn.executor.snapshot(), counters: turn.counters }));
+            self.shared.status.store(Arc::new(turn.status()));
             turn.receive(&self.mailbox);
         }
         turn.give_up_all();
-        self.shared.status.store(Arc::new(Status { load: turn.executor.snapshot(), counters: turn.counters }));
+        self.shared.status.store(Arc::new(turn.status()));
     }
 }
 
@@ -350,6 +178,7 @@ struct Turn<B, O> {
     outside: O,
     clients: HashMap<RequestId, Client>,
     counters: Counters,
+    latencies: Latencies,
     /// When the step that was run counts as done.
     step_ends: Option<Instant>,
     started: std::time::Instant,
@@ -360,6 +189,14 @@ struct Turn<B, O> {
 impl<B: Backend, O: Outside> Turn<B, O> {
     fn now(&self) -> Instant {
         Instant::ZERO + self.started.elapsed()
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            load: self.executor.snapshot(),
+            counters: self.counters,
+            latencies: self.latencies,
+        }
     }
 
     /// Does what is due: ends the step, hands time in.
@@ -417,7 +254,20 @@ impl<B: Backend, O: Outside> Turn<B, O> {
         let now = self.now();
         match command {
             Command::Submit(submission) => {
-                let Submission { id, request, client } = *submission;
+                let Submission {
+                    id,
+                    request,
+                    events,
+                    source,
+                    place,
+                } = *submission;
+                let client = Client {
+                    events,
+                    source,
+                    pull: None,
+                    moments: Moments::begin(now),
+                    _place: place,
+                };
                 self.clients.insert(id, client);
                 self.executor.submit(now, id, request);
             }
@@ -426,7 +276,12 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             Command::FindExport { id, reply } => {
                 let _ = reply.send(self.executor.export(id).cloned());
             }
-            Command::ReadExport { id, first, bytes_max, reply } => {
+            Command::ReadExport {
+                id,
+                first,
+                bytes_max,
+                reply,
+            } => {
                 let _ = reply.send(self.read_export(id, first, bytes_max));
             }
             Command::AckExport { id, reply } => {
@@ -434,12 +289,19 @@ impl<B: Backend, O: Outside> Turn<B, O> {
                 self.executor.export_ack(now, id);
                 let _ = reply.send(held);
             }
-            Command::WriteImport { id, first, payloads, reply } => {
+            Command::WriteImport {
+                id,
+                first,
+                payloads,
+                reply,
+            } => {
                 let _ = reply.send(self.write_import(id, first, &payloads));
             }
             Command::ImportDone { id, outcome } => {
-                if outcome.is_err() {
-                    self.counters.transfer_failures += 1;
+                match (outcome, self.clients.get_mut(&id)) {
+                    (Err(_), _) => self.counters.transfer_failures += 1,
+                    (Ok(()), Some(client)) => client.moments.end_pull(now, &mut self.latencies),
+                    (Ok(()), None) => {}
                 }
                 self.executor.import_done(now, id, outcome);
             }
@@ -458,7 +320,9 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             if bytes + self.executor.backend().payload_bytes() > bytes_max {
                 break;
             }
-            let Some(block) = self.executor.read_export(id, index) else { break };
+            let Some(block) = self.executor.read_export(id, index) else {
+                break;
+            };
             bytes += block.len();
             chunk.push(block);
         }
@@ -466,7 +330,9 @@ impl<B: Backend, O: Outside> Turn<B, O> {
     }
 
     fn write_import(&mut self, id: RequestId, first: u32, payloads: &[Bytes]) -> Result<(), ImportError> {
-        (first..).zip(payloads).try_for_each(|(index, payload)| self.executor.write_import(id, index, payload))
+        (first..)
+            .zip(payloads)
+            .try_for_each(|(index, payload)| self.executor.write_import(id, index, payload))
     }
 
     fn dispatch(&mut self, effect: Effect) {
@@ -484,6 +350,12 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             }
             Effect::Ended(ended) => {
                 self.counters.count(&ended);
+                let now = self.now();
+                if let (Outcome::Stop(_) | Outcome::Length, Some(client)) =
+                    (&ended.outcome, self.clients.get(&ended.id))
+                {
+                    client.moments.end(now, &mut self.latencies);
+                }
                 self.end(ended.id, RequestEvent::Ended(ended));
             }
             Effect::ExportEnded { reason, .. } => match reason {
@@ -497,21 +369,29 @@ impl<B: Backend, O: Outside> Turn<B, O> {
 
     fn token(&mut self, token: TokenOut) {
         let id = token.id;
-        let Some(client) = self.clients.get(&id) else { return };
+        let now = self.now();
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        client.moments.token(now, &mut self.latencies);
         if client.events.send(RequestEvent::Token(token)).is_err() {
             // Its stream was dropped; the abort that came with that may still be in the mailbox.
-            self.executor.abort(self.now(), id);
+            self.executor.abort(now, id);
         }
     }
 
     fn pull(&mut self, order: PullOrder) {
         let id = order.id;
         self.counters.external_query_tokens += u64::from(order.tokens);
-        let Some(client) = self.clients.get_mut(&id) else { return };
+        let now = self.now();
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        client.moments.begin_pull(now);
         match client.source.clone() {
             Some(source) => client.pull = Some(self.outside.pull(order, source)),
             // Whoever submits an import names its source; without one there is nothing to reach.
-            None => self.executor.import_done(self.now(), id, Err(ImportError::Unreachable)),
+            None => self.executor.import_done(now, id, Err(ImportError::Unreachable)),
         }
     }
 

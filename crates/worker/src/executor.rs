@@ -8,129 +8,19 @@
 //! [`Executor::run_step`], wait as long as it says (inputs may come meanwhile), [`Executor::complete_step`], poll again.
 //! [`Executor::poll_timeout`] names the latest moment for [`Executor::timeout`].
 
+pub use crate::effect::{Effect, Ended, KvOut, Outcome, PullOrder, StopCause, TokenOut};
+
 use crate::backend::{Backend, BackendError, Choice, Chosen, Item};
 use crate::request::{Request, RequestState, Source};
 use crate::transfers::{ExportView, Transfers};
 use homing_engine::Engine;
 use homing_engine::api::{
-    EngineConfig, Export, ExportEnd, FinishReason, Finished, Import, ImportError, Input, KvChange, Output, Reject,
-    Sampled, Snapshot, Step, StepItem, Submit, Usage,
+    EngineConfig, Export, FinishReason, Finished, Import, ImportError, Input, KvChange, Output, Sampled, Snapshot,
+    Step, StepItem, Submit,
 };
 use homing_model::Tokenizer;
 use homing_units::{Duration, Instant, RequestId};
 use std::collections::{BTreeMap, VecDeque};
-
-/// What the executor tells its driver.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// A request got a token.
-    Token(TokenOut),
-    /// Pull KV into the blocks of this import, then say [`Executor::import_done`].
-    Pull(PullOrder),
-    /// A request will pull nothing (any more): tell its source that it may release the blocks it holds.
-    ReleaseSource {
-        /// The request that was to pull.
-        id: RequestId,
-    },
-    /// The request was not accepted.
-    Rejected {
-        /// The request.
-        id: RequestId,
-        /// Why.
-        reason: Reject,
-    },
-    /// The request has ended; nothing more comes for it but [`Effect::ExportEnded`].
-    Ended(Ended),
-    /// Blocks held for a puller were released.
-    ExportEnded {
-        /// The request that was exported.
-        id: RequestId,
-        /// Why.
-        reason: ExportEnd,
-    },
-    /// The cache changed.
-    Kv(KvOut),
-}
-
-/// An order to pull KV.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PullOrder {
-    /// The request it is for.
-    pub id: RequestId,
-    /// Index, in the prompt, of the first block to pull.
-    pub first_block: u32,
-    /// Blocks to pull, from `first_block` on.
-    pub blocks: u32,
-    /// The prompt's tokens in those blocks.
-    pub tokens: u32,
-    /// When the engine gives up.
-    pub deadline: Instant,
-    /// How long the transfer takes beyond the time that its bytes really take (see [`Backend::transfer_wait`]).
-    pub wait: Duration,
-}
-
-/// A token of a request's output.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenOut {
-    /// The request.
-    pub id: RequestId,
-    /// The token.
-    pub token: u32,
-    /// Text that it completed; empty while text is held back.
-    pub text: String,
-    /// Digest of the logits' bits, where the backend gives one.
-    pub digest: Option<u64>,
-}
-
-/// How a request ended.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ended {
-    /// The request.
-    pub id: RequestId,
-    /// Why.
-    pub outcome: Outcome,
-    /// Text that was held back until now.
-    pub text: String,
-    /// What it took.
-    pub usage: Usage,
-    /// The KV that is held for a puller, where the request asked for that.
-    pub export: Option<ExportView>,
-}
-
-/// Why a request ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// A stop token, or a stop string.
-    Stop(StopCause),
-    /// It has as many tokens as it asked for.
-    Length,
-    /// It was given up.
-    Aborted,
-    /// Its KV did not arrive.
-    ImportFailed(ImportError),
-    /// The backend could not compute it.
-    BackendFailed,
-}
-
-/// What ended an output.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StopCause {
-    /// The model's end-of-sequence token.
-    EndOfSequence,
-    /// A token that the request named.
-    Token(u32),
-    /// A string that the request named.
-    Text(String),
-}
-
-/// A change of the cache, with the tokens that it is about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvOut {
-    /// What changed.
-    pub change: KvChange,
-    /// The tokens of the blocks of [`KvChange::Stored`]; empty otherwise.
-    pub tokens: Vec<u32>,
-}
 
 /// A step that was handed out and is not answered yet.
 #[derive(Debug)]
@@ -183,7 +73,9 @@ impl<B: Backend> Executor<B> {
             max_output_tokens: request.max_output_tokens,
             transfer: request.transfer,
         };
-        let before = self.requests.insert(id, RequestState::new(request, self.block_size, &self.tokenizer));
+        let before = self
+            .requests
+            .insert(id, RequestState::new(request, self.block_size, &self.tokenizer));
         assert!(before.is_none(), "request id `{id}` is in use");
         self.tell(now, Input::Submit(submit));
     }
@@ -231,8 +123,16 @@ impl<B: Backend> Executor<B> {
         self.engine.check_invariants();
         let snapshot = self.engine.snapshot();
         let alive = snapshot.running + snapshot.waiting + snapshot.importing;
-        assert_eq!(self.requests.len(), alive as usize, "the executor and the engine know the same requests: {snapshot:?}");
-        assert_eq!(self.transfers.imports(), snapshot.importing as usize, "every import of the engine may be written");
+        assert_eq!(
+            self.requests.len(),
+            alive as usize,
+            "the executor and the engine know the same requests: {snapshot:?}"
+        );
+        assert_eq!(
+            self.transfers.imports(),
+            snapshot.importing as usize,
+            "every import of the engine may be written"
+        );
     }
 }
 
@@ -250,7 +150,9 @@ impl<B: Backend> Executor<B> {
     /// Whether a step waits to be run.
     #[must_use]
     pub fn step_ready(&self) -> bool {
-        self.outstanding.as_ref().is_some_and(|outstanding| outstanding.result.is_none())
+        self.outstanding
+            .as_ref()
+            .is_some_and(|outstanding| outstanding.result.is_none())
     }
 
     /// Runs the step that waits and says how long it takes on top: call [`Executor::complete_step`] after that.
@@ -263,11 +165,21 @@ impl<B: Backend> Executor<B> {
     pub fn run_step(&mut self) -> Result<Duration, String> {
         let mut outstanding = self.outstanding.take().expect("`run_step` is called when a step waits");
         // A request that was given up since the step was planned is not computed any more.
-        outstanding.step.items.retain(|item| self.requests.contains_key(&item.id));
-        let draws: Vec<f64> = outstanding.step.items.iter().map(|item| self.draw(item.id, item.sample)).collect();
+        outstanding
+            .step
+            .items
+            .retain(|item| self.requests.contains_key(&item.id));
+        let draws: Vec<f64> = outstanding
+            .step
+            .items
+            .iter()
+            .map(|item| self.draw(item.id, item.sample))
+            .collect();
         let (engine, requests) = (&self.engine, &self.requests);
         let planned = outstanding.step.items.iter().zip(draws);
-        let items: Vec<Item<'_>> = planned.map(|(item, draw)| item_of(engine, requests, item, draw)).collect();
+        let items: Vec<Item<'_>> = planned
+            .map(|(item, draw)| item_of(engine, requests, item, draw))
+            .collect();
         let result = self.backend.run(&outstanding.step, &items);
         let said = match &result {
             Ok(outcome) => Ok(outcome.wait),
@@ -286,15 +198,32 @@ impl<B: Backend> Executor<B> {
     /// # Panics
     /// If no step was run.
     pub fn complete_step(&mut self, now: Instant) {
-        let outstanding = self.outstanding.take().expect("`complete_step` is called after `run_step`");
+        let outstanding = self
+            .outstanding
+            .take()
+            .expect("`complete_step` is called after `run_step`");
         let result = outstanding.result.expect("`complete_step` is called after `run_step`");
-        let sampling = outstanding.step.items.iter().filter(|item| item.sample).map(|item| item.id);
+        let sampling = outstanding
+            .step
+            .items
+            .iter()
+            .filter(|item| item.sample)
+            .map(|item| item.id);
         let sampled = match result {
-            Ok(chosen) => sampling.zip(chosen).map(|(id, chosen)| self.accept(id, chosen)).collect(),
+            Ok(chosen) => sampling
+                .zip(chosen)
+                .map(|(id, chosen)| self.accept(id, chosen))
+                .collect(),
             Err(_) => {
                 let ids: Vec<RequestId> = outstanding.step.items.iter().map(|item| item.id).collect();
                 ids.into_iter().for_each(|id| self.fail(now, id));
-                sampling.map(|id| Sampled { id, stop: true, filled: None }).collect()
+                sampling
+                    .map(|id| Sampled {
+                        id,
+                        stop: true,
+                        filled: None,
+                    })
+                    .collect()
             }
         };
         self.tell(now, Input::StepDone(sampled));
@@ -302,10 +231,20 @@ impl<B: Backend> Executor<B> {
 
     fn accept(&mut self, id: RequestId, chosen: Chosen) -> Sampled {
         // A request that was given up while its step ran is gone; the engine ignores what it sampled.
-        let Some(state) = self.requests.get_mut(&id) else { return Sampled { id, stop: false, filled: None } };
+        let Some(state) = self.requests.get_mut(&id) else {
+            return Sampled {
+                id,
+                stop: false,
+                filled: None,
+            };
+        };
         let (token, accepted) = state.accept(id, chosen.token, chosen.digest, &self.tokenizer);
         self.effects.push_back(Effect::Token(token));
-        Sampled { id, stop: accepted.stop, filled: accepted.filled }
+        Sampled {
+            id,
+            stop: accepted.stop,
+            filled: accepted.filled,
+        }
     }
 
     fn fail(&mut self, now: Instant, id: RequestId) {
@@ -316,7 +255,10 @@ impl<B: Backend> Executor<B> {
     }
 
     fn draw(&mut self, id: RequestId, sample: bool) -> f64 {
-        self.requests.get_mut(&id).filter(|_| sample).map_or(0.0, RequestState::draw)
+        self.requests
+            .get_mut(&id)
+            .filter(|_| sample)
+            .map_or(0.0, RequestState::draw)
     }
 }
 
@@ -326,14 +268,19 @@ fn item_of<'a>(
     item: &StepItem,
     draw: f64,
 ) -> Item<'a> {
-    let state = requests.get(&item.id).expect("items of requests that are gone were left out");
+    let state = requests
+        .get(&item.id)
+        .expect("items of requests that are gone were left out");
     Item {
         sequence: &state.sequence,
         start: item.start as usize,
         count: item.count as usize,
         table: engine.block_table(item.id),
         tip: state.tip,
-        choice: item.sample.then_some(Choice { sampling: &state.request.sampling, draw }),
+        choice: item.sample.then_some(Choice {
+            sampling: &state.request.sampling,
+            draw,
+        }),
     }
 }
 
@@ -360,7 +307,10 @@ impl<B: Backend> Executor<B> {
     }
 
     fn begin_import(&mut self, import: Import) {
-        let state = self.requests.get_mut(&import.id).expect("the engine imports for live requests only");
+        let state = self
+            .requests
+            .get_mut(&import.id)
+            .expect("the engine imports for live requests only");
         if import.blocks.is_empty() {
             // All that is of use is cached here; the request runs already.
             state.source = Source::Settled;
@@ -368,7 +318,11 @@ impl<B: Backend> Executor<B> {
             return;
         }
         self.transfers.open_import(&import, &state.request, self.block_size);
-        let pulled_tokens = state.request.prompt.tokens.saturating_sub(import.first_block * self.block_size);
+        let pulled_tokens = state
+            .request
+            .prompt
+            .tokens
+            .saturating_sub(import.first_block * self.block_size);
         self.effects.push_back(Effect::Pull(PullOrder {
             id: import.id,
             first_block: import.first_block,
@@ -380,7 +334,10 @@ impl<B: Backend> Executor<B> {
     }
 
     fn exported(&mut self, export: &Export) {
-        let state = self.requests.get_mut(&export.id).expect("the engine exports live requests only");
+        let state = self
+            .requests
+            .get_mut(&export.id)
+            .expect("the engine exports live requests only");
         let view = ExportView {
             id: export.id,
             blocks: export.blocks.clone(),
@@ -388,7 +345,8 @@ impl<B: Backend> Executor<B> {
             prompt_hash: state.request.prompt_hash,
             lease_ends: export.lease_ends,
         };
-        self.transfers.open_export(view.clone(), &state.request, self.block_size);
+        self.transfers
+            .open_export(view.clone(), &state.request, self.block_size);
         state.export = Some(view);
     }
 
@@ -396,7 +354,13 @@ impl<B: Backend> Executor<B> {
         let id = finished.id;
         if self.transfers.close_import(id) {
             // Given up while its blocks were open for writing. Nothing writes into them any more: the engine may have them.
-            self.tell(self.now, Input::ImportDone { id, outcome: Err(ImportError::TimedOut) });
+            self.tell(
+                self.now,
+                Input::ImportDone {
+                    id,
+                    outcome: Err(ImportError::TimedOut),
+                },
+            );
         }
         let mut state = self.requests.remove(&id).expect("a request ends once");
         let outcome = match finished.reason {
@@ -407,19 +371,37 @@ impl<B: Backend> Executor<B> {
             FinishReason::ImportFailed(error) => Outcome::ImportFailed(error),
         };
         let ended_well = matches!(outcome, Outcome::Stop(_) | Outcome::Length);
-        let text = if ended_well { state.rest_of_text() } else { String::new() };
+        let text = if ended_well {
+            state.rest_of_text()
+        } else {
+            String::new()
+        };
         // After a failed import the same offer may be tried again; after everything else nobody will come for it.
         if state.source == Source::Offered && !matches!(outcome, Outcome::ImportFailed(_)) {
             self.effects.push_back(Effect::ReleaseSource { id });
         }
         let export = state.export.take();
-        self.effects.push_back(Effect::Ended(Ended { id, outcome, text, usage: finished.usage, export }));
+        self.effects.push_back(Effect::Ended(Ended {
+            id,
+            outcome,
+            text,
+            usage: finished.usage,
+            export,
+        }));
     }
 
     fn kv(&mut self, change: KvChange) {
         let tokens = match &change {
-            KvChange::Stored { request, first_block, hashes, .. } => {
-                let state = self.requests.get(request).expect("blocks are stored by live requests only");
+            KvChange::Stored {
+                request,
+                first_block,
+                hashes,
+                ..
+            } => {
+                let state = self
+                    .requests
+                    .get(request)
+                    .expect("blocks are stored by live requests only");
                 let start = (*first_block * self.block_size) as usize;
                 state.sequence[start..start + hashes.len() * self.block_size as usize].to_vec()
             }
@@ -449,7 +431,9 @@ impl<B: Backend> Executor<B> {
     /// `TimedOut` when the import was given up, `Corrupt` when the payload is not this block's.
     pub fn write_import(&mut self, id: RequestId, index: u32, payload: &[u8]) -> Result<(), ImportError> {
         let block = self.transfers.writable(id, index).ok_or(ImportError::TimedOut)?;
-        self.backend.write_block(&block, payload).map_err(|_| ImportError::Corrupt)
+        self.backend
+            .write_block(&block, payload)
+            .map_err(|_| ImportError::Corrupt)
     }
 
     /// An import has ended. Ignored when it was given up before.

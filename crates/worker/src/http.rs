@@ -21,6 +21,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use homing_units::Duration;
 use homing_wire::openai::{ApiError, ErrorKind};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use std::sync::Arc;
@@ -41,6 +42,10 @@ pub(crate) struct App {
     pub info: WorkerInfo,
     pub identity: Identity,
     pub exports: ExportIds,
+    /// The host under which other workers reach the transfer port.
+    pub transfer_host: String,
+    /// What a modelled accelerator's server takes before a request reaches its scheduler.
+    pub front_end: Duration,
     /// When the worker started, in seconds since 1970.
     pub created: u64,
     pub max_body_bytes: usize,
@@ -75,12 +80,18 @@ pub(crate) fn routes(app: Shared) -> Router {
 }
 
 async fn no_such_path(method: Method, uri: Uri) -> Response {
-    failure(&ApiError::new(ErrorKind::NotFound, format!("no such path: `{method} {}`", uri.path())))
+    failure(&ApiError::new(
+        ErrorKind::NotFound,
+        format!("no such path: `{method} {}`", uri.path()),
+    ))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Response {
     let message = format!("`{}` does not take `{method}`", uri.path());
-    failure(&ApiError { status: StatusCode::METHOD_NOT_ALLOWED.as_u16(), ..ApiError::invalid(message) })
+    failure(&ApiError {
+        status: StatusCode::METHOD_NOT_ALLOWED.as_u16(),
+        ..ApiError::invalid(message)
+    })
 }
 
 /// An error as an answer.
@@ -89,14 +100,20 @@ fn failure(error: &ApiError) -> Response {
     let mut response = json(error.to_body());
     *response.status_mut() = status;
     if status == StatusCode::TOO_MANY_REQUESTS {
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
+        response
+            .headers_mut()
+            .insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
     }
     response
 }
 
 /// A JSON body as an answer.
 fn json(body: Bytes) -> Response {
-    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], Body::from(body)).into_response()
+    (
+        [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))],
+        Body::from(body),
+    )
+        .into_response()
 }
 
 /// The bytes of a request's body.
@@ -113,7 +130,11 @@ fn read(payload: Payload, app: &App) -> Result<Bytes, ApiError> {
 /// The request's id: the client's, else one of ours.
 fn request_id(headers: &HeaderMap, app: &App) -> Result<String, ApiError> {
     let Some(value) = headers.get(REQUEST_ID) else {
-        return Ok(format!("{:x}-{}", app.info.epoch.0, app.nameless.fetch_add(1, Ordering::Relaxed)));
+        return Ok(format!(
+            "{:x}-{}",
+            app.info.epoch.0,
+            app.nameless.fetch_add(1, Ordering::Relaxed)
+        ));
     };
     let text = value.to_str().ok().filter(|text| {
         (1..=REQUEST_ID_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())

@@ -68,19 +68,10 @@ impl EventRing {
         let skip = usize::try_from(first - oldest).unwrap_or(usize::MAX);
         // The batches lead: the numbers' iterator must not be asked for one beyond the last.
         let batches = state.batches.iter().skip(skip).take(limit).cloned();
-        batches.zip(first..).map(|(batch, sequence)| (sequence, batch)).collect()
-    }
-
-    /// Batches that are kept.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.lock().batches.len()
-    }
-
-    /// Whether no batch is kept.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        batches
+            .zip(first..)
+            .map(|(batch, sequence)| (sequence, batch))
+            .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, RingState> {
@@ -111,8 +102,12 @@ impl EventSockets {
             events_addr: events,
             replay_addr: replay,
         };
-        sockets.events_addr.set_port(bound_port(&sockets.events.bind(&format!("tcp://{events}")).await?));
-        sockets.replay_addr.set_port(bound_port(&sockets.replay.bind(&format!("tcp://{replay}")).await?));
+        sockets
+            .events_addr
+            .set_port(bound_port(&sockets.events.bind(&format!("tcp://{events}")).await?));
+        sockets
+            .replay_addr
+            .set_port(bound_port(&sockets.replay.bind(&format!("tcp://{replay}")).await?));
         Ok(sockets)
     }
 
@@ -129,13 +124,21 @@ impl EventSockets {
 #[must_use]
 pub fn encode_batch(changes: Vec<KvOut>, block_size: u32, timestamp: f64) -> Bytes {
     let events = changes.into_iter().map(|change| event(change, block_size)).collect();
-    EventBatch { timestamp, events, data_parallel_rank: Some(0), skipped: 0 }.encode()
+    EventBatch {
+        timestamp,
+        events,
+        data_parallel_rank: Some(0),
+        skipped: 0,
+    }
+    .encode()
 }
 
 fn event(change: KvOut, block_size: u32) -> CacheEvent {
     let wire = |hashes: &[BlockHash]| hashes.iter().map(|hash| hash.wire()).collect();
     match change.change {
-        KvChange::Stored { parent, hashes, tier, .. } => CacheEvent::Stored(BlockStored {
+        KvChange::Stored {
+            parent, hashes, tier, ..
+        } => CacheEvent::Stored(BlockStored {
             block_hashes: wire(&hashes),
             parent_block_hash: parent.map(BlockHash::wire),
             token_ids: change.tokens,
@@ -181,7 +184,11 @@ async fn publish(mut socket: PubSocket, topic: &str, ring: &EventRing, stop: &Ca
         }
         for (sequence, payload) in batches {
             next = sequence + 1;
-            let frame = Frame { topic: topic.to_owned(), sequence, payload };
+            let frame = Frame {
+                topic: topic.to_owned(),
+                sequence,
+                payload,
+            };
             if let Err(error) = socket.send(message(frame.encode())).await {
                 tracing::warn!(%error, sequence, "a batch of kv events was not published");
             }
@@ -214,12 +221,18 @@ async fn serve_replays(mut socket: RouterSocket, topic: &str, ring: &EventRing, 
 /// Sends the batches that a request asks for, then the end mark. A request that is none is passed over.
 async fn replay(socket: &mut RouterSocket, topic: &str, ring: &EventRing, request: ZmqMessage) -> Result<(), ZmqError> {
     let frames = request.into_vec();
-    let Some((identity, Ok(start))) = frames.split_first().map(|(first, rest)| (first, Replay::decode_request(rest)))
+    let Some((identity, Ok(start))) = frames
+        .split_first()
+        .map(|(first, rest)| (first, Replay::decode_request(rest)))
     else {
         return Ok(());
     };
     for (sequence, payload) in ring.since(start, REPLAY_BATCHES_MAX) {
-        let frame = Frame { topic: topic.to_owned(), sequence, payload };
+        let frame = Frame {
+            topic: topic.to_owned(),
+            sequence,
+            payload,
+        };
         socket.send(addressed(identity, &Replay::Batch(frame))).await?;
     }
     socket.send(addressed(identity, &Replay::End)).await
@@ -244,11 +257,19 @@ mod tests {
         let ring = EventRing::default();
         let count = REPLAY_BATCHES_MAX as u64 + 5;
         (0..count).for_each(|index| ring.push(Bytes::copy_from_slice(&index.to_be_bytes())));
-        assert_eq!(ring.len(), REPLAY_BATCHES_MAX);
+        assert_eq!(ring.since(0, usize::MAX).len(), REPLAY_BATCHES_MAX);
         let check = |from, limit, first: Option<u64>, length| {
             let batches = ring.since(from, limit);
-            assert_eq!((batches.first().map(|batch| batch.0), batches.len()), (first, length), "from {from}");
-            assert!(batches.iter().all(|(sequence, batch)| batch.as_ref() == sequence.to_be_bytes()));
+            assert_eq!(
+                (batches.first().map(|batch| batch.0), batches.len()),
+                (first, length),
+                "from {from}"
+            );
+            assert!(
+                batches
+                    .iter()
+                    .all(|(sequence, batch)| batch.as_ref() == sequence.to_be_bytes())
+            );
         };
         check(0, 3, Some(5), 3);
         check(count - 2, 9, Some(count - 2), 2);

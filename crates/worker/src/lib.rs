@@ -5,10 +5,12 @@
 
 mod backend;
 mod config;
+mod effect;
 pub mod engine_thread;
 pub mod executor;
 mod http;
 mod kv_events;
+mod latency;
 mod metrics;
 mod request;
 mod sampler;
@@ -22,6 +24,7 @@ pub use backend::{Backend, BackendError, Choice, Chosen, Item, ModelBackend, Nam
 pub use config::{Compute, Endpoints, Limits, Listen, Role, WorkerConfig, WorkerInfo};
 pub use http::Probe;
 pub use kv_events::{REPLAY_BATCHES_MAX, REPLAY_BYTES_MAX};
+pub use latency::{Histogram, Latencies};
 pub use metrics::{Counters, Status};
 pub use request::{Request, StopRules};
 pub use sampler::Sampling;

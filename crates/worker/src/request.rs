@@ -55,7 +55,10 @@ impl Request {
             max_output_tokens,
             transfer,
             sampling: Sampling::GREEDY,
-            stop: StopRules { ignore_end_of_sequence: true, ..StopRules::default() },
+            stop: StopRules {
+                ignore_end_of_sequence: true,
+                ..StopRules::default()
+            },
         }
     }
 }
@@ -108,7 +111,11 @@ impl RequestState {
         Self {
             sequence: request.tokens.to_vec(),
             tip: request.prompt.tip(),
-            source: if matches!(request.transfer, Transfer::Import { .. }) { Source::Offered } else { Source::Here },
+            source: if matches!(request.transfer, Transfer::Import { .. }) {
+                Source::Offered
+            } else {
+                Source::Here
+            },
             export: None,
             stopped_by: None,
             backend_failed: false,
@@ -121,11 +128,21 @@ impl RequestState {
 
     /// The random number for the next token; greedy requests use none.
     pub fn draw(&mut self) -> f64 {
-        if self.request.sampling.is_greedy() { 0.0 } else { draw(&mut self.rng) }
+        if self.request.sampling.is_greedy() {
+            0.0
+        } else {
+            draw(&mut self.rng)
+        }
     }
 
     /// Appends a token to the output.
-    pub fn accept(&mut self, id: RequestId, token: u32, digest: Option<u64>, tokenizer: &Tokenizer) -> (TokenOut, Accepted) {
+    pub fn accept(
+        &mut self,
+        id: RequestId,
+        token: u32,
+        digest: Option<u64>,
+        tokenizer: &Tokenizer,
+    ) -> (TokenOut, Accepted) {
         self.sequence.push(token);
         let filled = self.sequence.len().is_multiple_of(self.block_size as usize).then(|| {
             let start = self.sequence.len() - self.block_size as usize;
@@ -139,7 +156,18 @@ impl RequestState {
             self.stopped_by = piece.stopped_by.map(StopCause::Text);
             text = piece.text;
         }
-        (TokenOut { id, token, text, digest }, Accepted { stop: self.stopped_by.is_some(), filled })
+        (
+            TokenOut {
+                id,
+                token,
+                text,
+                digest,
+            },
+            Accepted {
+                stop: self.stopped_by.is_some(),
+                filled,
+            },
+        )
     }
 
     /// Text that is still held back when the output ends well.

@@ -22,7 +22,11 @@ pub struct Sampling {
 
 impl Sampling {
     /// Always the most probable token.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_p: 1.0,
+        seed: 0,
+    };
 
     /// Whether no random number is needed.
     #[must_use]
@@ -87,7 +91,11 @@ fn probabilities(logits: &[f32], temperature: f32) -> Vec<(u32, f64)> {
     let highest = logits.iter().map(scaled).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = logits.iter().map(|value| (scaled(value) - highest).exp()).collect();
     let total: f64 = weights.iter().sum();
-    weights.iter().enumerate().map(|(index, weight)| (index_of(index), weight / total)).collect()
+    weights
+        .iter()
+        .enumerate()
+        .map(|(index, weight)| (index_of(index), weight / total))
+        .collect()
 }
 
 /// The shortest head of `candidates` (most probable first) whose probability reaches `top_p`: at least one.
@@ -112,7 +120,8 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_lowest_of_equal_maxima() {
-        let check = |logits: &[f32], expected| assert_eq!(choose(logits, &Sampling::GREEDY, 0.9), expected, "{logits:?}");
+        let check =
+            |logits: &[f32], expected| assert_eq!(choose(logits, &Sampling::GREEDY, 0.9), expected, "{logits:?}");
         check(&[1.0], 0);
         check(&[1.0, 3.0, 3.0], 1);
         check(&[-2.0, -1.0, -3.0], 1);
@@ -122,11 +131,19 @@ mod tests {
 
     #[test]
     fn a_draw_falls_by_probability_within_the_nucleus() {
-        let sampling = |top_p| Sampling { temperature: 1.0, top_p, seed: 0 };
+        let sampling = |top_p| Sampling {
+            temperature: 1.0,
+            top_p,
+            seed: 0,
+        };
         // Probabilities 0.5, 0.25, 0.25.
         let logits = [0.0, 2.0_f32.ln(), 0.0];
         let check = |top_p, draw, expected| {
-            assert_eq!(choose(&logits, &sampling(top_p), draw), expected, "top_p {top_p} draw {draw}");
+            assert_eq!(
+                choose(&logits, &sampling(top_p), draw),
+                expected,
+                "top_p {top_p} draw {draw}"
+            );
         };
         check(1.0, 0.0, 1);
         check(1.0, 0.49, 1);
@@ -140,7 +157,17 @@ mod tests {
     #[test]
     fn a_temperature_near_zero_is_greedy_and_a_high_one_is_flat() {
         let logits = [1.0, 5.0, 2.0];
-        let at = |temperature, draw| choose(&logits, &Sampling { temperature, top_p: 1.0, seed: 0 }, draw);
+        let at = |temperature, draw| {
+            choose(
+                &logits,
+                &Sampling {
+                    temperature,
+                    top_p: 1.0,
+                    seed: 0,
+                },
+                draw,
+            )
+        };
         assert_eq!(at(1e-6, 0.99), 1);
         assert_eq!((at(1e6, 0.1), at(1e6, 0.5), at(1e6, 0.9)), (1, 2, 0));
     }
@@ -148,7 +175,12 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_draws() {
         let draws = |seed| {
-            let mut rng = Sampling { temperature: 1.0, top_p: 1.0, seed }.rng();
+            let mut rng = Sampling {
+                temperature: 1.0,
+                top_p: 1.0,
+                seed,
+            }
+            .rng();
             [draw(&mut rng), draw(&mut rng)]
         };
         assert_eq!(draws(7), draws(7));

@@ -37,7 +37,12 @@ impl Served {
     #[must_use]
     pub fn model(words: Vocabulary, model: Arc<Model>) -> Self {
         let context_tokens = u32::try_from(words.context_tokens).unwrap_or(u32::MAX);
-        Self { name: words.name.clone(), words, context_tokens, engine: ServedEngine::Model(model) }
+        Self {
+            name: words.name.clone(),
+            words,
+            context_tokens,
+            engine: ServedEngine::Model(model),
+        }
     }
 
     /// A model of an accelerator's time, with the words of `tiny`.
@@ -45,7 +50,12 @@ impl Served {
     pub fn steps(model: StepModel) -> Self {
         let words = Vocabulary::tiny();
         let name = model.model.clone();
-        Self { name, words, context_tokens: STEP_MODEL_CONTEXT_TOKENS, engine: ServedEngine::Steps(Box::new(model)) }
+        Self {
+            name,
+            words,
+            context_tokens: STEP_MODEL_CONTEXT_TOKENS,
+            engine: ServedEngine::Steps(Box::new(model)),
+        }
     }
 
     /// Refuses a request for another model. One that names none means this one.
@@ -107,5 +117,7 @@ impl Served {
 /// The wall clock, in seconds since 1970.
 #[must_use]
 pub fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |elapsed| elapsed.as_secs())
 }

@@ -35,15 +35,29 @@ impl TextStream {
     /// A stream that has seen no token.
     #[must_use]
     pub fn new(tokenizer: &Tokenizer, stops: StopStrings) -> Self {
-        debug_assert!(stops.strings.iter().all(|stop| !stop.is_empty()), "an empty stop string would stop everything");
-        Self { stops, decoder: tokenizer.stream(), held: String::new() }
+        debug_assert!(
+            stops.strings.iter().all(|stop| !stop.is_empty()),
+            "an empty stop string would stop everything"
+        );
+        Self {
+            stops,
+            decoder: tokenizer.stream(),
+            held: String::new(),
+        }
     }
 
     /// Adds a token. Stop strings count only where the output `may_stop`: what came before is shown and cannot be part
     /// of one any more.
     pub fn push(&mut self, token: u32, may_stop: bool) -> Piece {
         let fresh = self.decoder.push(token);
-        if may_stop { self.take(&fresh) } else { Piece { text: fresh, stopped_by: None } }
+        if may_stop {
+            self.take(&fresh)
+        } else {
+            Piece {
+                text: fresh,
+                stopped_by: None,
+            }
+        }
     }
 
     /// What was held back, when the output ends for another reason than a stop string.
@@ -58,23 +72,37 @@ impl TextStream {
         if let Some((start, stop)) = self.first_stop() {
             let end = if self.stops.include { start + stop.len() } else { start };
             self.held.truncate(end);
-            return Piece { text: std::mem::take(&mut self.held), stopped_by: Some(stop) };
+            return Piece {
+                text: std::mem::take(&mut self.held),
+                stopped_by: Some(stop),
+            };
         }
         let keep = self.held.len() - self.possible_stop();
         let rest = self.held.split_off(keep);
-        Piece { text: std::mem::replace(&mut self.held, rest), stopped_by: None }
+        Piece {
+            text: std::mem::replace(&mut self.held, rest),
+            stopped_by: None,
+        }
     }
 
     /// The first occurrence of a stop string: where it starts, and which.
     fn first_stop(&self) -> Option<(usize, String)> {
-        let found = self.stops.strings.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));
-        found.min_by_key(|(start, _)| *start).map(|(start, stop)| (start, stop.clone()))
+        let found = self
+            .stops
+            .strings
+            .iter()
+            .filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));
+        found
+            .min_by_key(|(start, _)| *start)
+            .map(|(start, stop)| (start, stop.clone()))
     }
 
     /// Bytes at the end that may be the beginning of a stop string.
     fn possible_stop(&self) -> usize {
         let longest = |stop: &String| {
-            (1..stop.len()).rev().find(|length| stop.is_char_boundary(*length) && self.held.ends_with(&stop[..*length]))
+            (1..stop.len())
+                .rev()
+                .find(|length| stop.is_char_boundary(*length) && self.held.ends_with(&stop[..*length]))
         };
         self.stops.strings.iter().filter_map(longest).max().unwrap_or(0)
     }
@@ -113,14 +141,21 @@ mod tests {
     fn broken_bytes_are_not_held_for_ever() {
         let (pieces, _) = run(&[0xe2; 20], &[], false);
         assert_eq!(pieces.concat().chars().count(), 20);
-        assert!(pieces[7].chars().count() + pieces[..7].concat().chars().count() >= 7, "{pieces:?}");
+        assert!(
+            pieces[7].chars().count() + pieces[..7].concat().chars().count() >= 7,
+            "{pieces:?}"
+        );
     }
 
     #[test]
     fn a_stop_string_that_spans_tokens_is_never_shown() {
         let check = |text: &str, stops: &[&str], shown: &str, stop: Option<&str>| {
             let (pieces, stopped) = run(text.as_bytes(), stops, false);
-            assert_eq!((pieces.concat().as_str(), stopped.as_deref()), (shown, stop), "{text} {stops:?}");
+            assert_eq!(
+                (pieces.concat().as_str(), stopped.as_deref()),
+                (shown, stop),
+                "{text} {stops:?}"
+            );
         };
         check("say END now", &["END"], "say ", Some("END"));
         check("say EN", &["END"], "say EN", None);
@@ -133,9 +168,16 @@ mod tests {
 
     #[test]
     fn nothing_stops_an_output_that_is_too_short() {
-        let mut stream = TextStream::new(&Tokenizer::bytes(), StopStrings { strings: vec!["b".to_owned()], include: false });
-        let shown: Vec<Piece> =
-            [(b'b', false), (b'a', true), (b'b', true)].map(|(byte, may)| stream.push(u32::from(byte), may)).into();
+        let mut stream = TextStream::new(
+            &Tokenizer::bytes(),
+            StopStrings {
+                strings: vec!["b".to_owned()],
+                include: false,
+            },
+        );
+        let shown: Vec<Piece> = [(b'b', false), (b'a', true), (b'b', true)]
+            .map(|(byte, may)| stream.push(u32::from(byte), may))
+            .into();
         assert_eq!(shown.iter().map(|piece| piece.text.as_str()).collect::<String>(), "ba");
         assert_eq!(shown[2].stopped_by.as_deref(), Some("b"));
     }

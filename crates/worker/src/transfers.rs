@@ -55,7 +55,10 @@ impl Transfers {
 
     /// Opens the blocks of an import for writing.
     pub fn open_import(&mut self, import: &Import, request: &Request, block_size: u32) {
-        self.imports.insert(import.id, Held::new(import.first_block, &import.blocks, request, block_size));
+        self.imports.insert(
+            import.id,
+            Held::new(import.first_block, &import.blocks, request, block_size),
+        );
     }
 
     /// Ends writing; says whether it was open.
@@ -86,12 +89,6 @@ impl Transfers {
     pub fn imports(&self) -> usize {
         self.imports.len()
     }
-
-    /// Exports that may be read.
-    #[must_use]
-    pub fn exports(&self) -> usize {
-        self.exports.len()
-    }
 }
 
 impl Held {
@@ -102,11 +99,18 @@ impl Held {
             let whole = prompt.blocks.get(index as usize).copied();
             NamedBlock {
                 block: *block,
-                tokens: if whole.is_some() { block_size } else { prompt.tokens % block_size },
+                tokens: if whole.is_some() {
+                    block_size
+                } else {
+                    prompt.tokens % block_size
+                },
                 name: whole.unwrap_or(request.prompt_hash),
             }
         };
-        Self { first, blocks: (first..).zip(blocks).map(named).collect() }
+        Self {
+            first,
+            blocks: (first..).zip(blocks).map(named).collect(),
+        }
     }
 
     fn at(&self, index: u32) -> Option<NamedBlock> {
@@ -125,9 +129,22 @@ mod tests {
         let (id, name) = (RequestId(1), request.prompt_hash);
         let mut transfers = Transfers::default();
         let blocks = vec![BlockId(7), BlockId(8)];
-        transfers.open_import(&Import { id, first_block: 1, blocks, deadline: Instant::ZERO }, &request, 2);
+        transfers.open_import(
+            &Import {
+                id,
+                first_block: 1,
+                blocks,
+                deadline: Instant::ZERO,
+            },
+            &request,
+            2,
+        );
         let check = |transfers: &Transfers, index, expected: Option<(u32, u32, BlockHash)>| {
-            let expected = expected.map(|(block, tokens, name)| NamedBlock { block: BlockId(block), tokens, name });
+            let expected = expected.map(|(block, tokens, name)| NamedBlock {
+                block: BlockId(block),
+                tokens,
+                name,
+            });
             assert_eq!(transfers.writable(id, index), expected, "{index}");
         };
         check(&transfers, 0, None);
@@ -136,6 +153,6 @@ mod tests {
         check(&transfers, 3, None);
         assert!(transfers.close_import(id) && !transfers.close_import(id));
         check(&transfers, 1, None);
-        assert_eq!((transfers.imports(), transfers.exports()), (0, 0));
+        assert_eq!(transfers.imports(), 0);
     }
 }

@@ -12,13 +12,15 @@ use crate::transfer::{ExportIds, PullContext, pull, release, serve};
 use axum::serve::ListenerExt;
 use homing_engine::api::EngineConfig;
 use homing_model::{KvStore, OpenError, open};
-use homing_units::BootEpoch;
+use homing_units::{BootEpoch, Duration};
+use std::future::IntoFuture as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -28,6 +30,11 @@ const MODEL_KV_TOKENS: u32 = 32_768;
 const MODEL_BATCH_TOKENS: u32 = 256;
 /// Tokens in one step of a step model (vLLM's default on large accelerators).
 const STEP_MODEL_BATCH_TOKENS: u32 = 8192;
+
+/// How long open connections may take to end when the worker stops.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// Sources that are being told at once that nothing will be pulled. Beyond that their leases will do.
+const RELEASES_MAX: usize = 64;
 
 /// Why a worker did not start.
 #[derive(Debug, thiserror::Error)]
@@ -161,7 +168,11 @@ impl Sockets {
         let events = EventSockets::bind(listen.kv_events, listen.kv_replay).await;
         let events = events.map_err(|error| {
             let address = listen.kv_events;
-            StartError::Listen { what: "kv events", address, problem: error.to_string() }
+            StartError::Listen {
+                what: "kv events",
+                address,
+                problem: error.to_string(),
+            }
         })?;
         let address = |listener: &TcpListener, asked| listener.local_addr().unwrap_or(asked);
         let endpoints = Endpoints {
@@ -170,13 +181,22 @@ impl Sockets {
             kv_replay: events.replay_addr,
             kv_transfer: address(&transfer, listen.kv_transfer),
         };
-        Ok(Self { http, transfer, events, endpoints })
+        Ok(Self {
+            http,
+            transfer,
+            events,
+            endpoints,
+        })
     }
 }
 
 async fn tcp(what: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
     let bound = TcpListener::bind(address).await;
-    bound.map_err(|error| StartError::Listen { what, address, problem: error.to_string() })
+    bound.map_err(|error| StartError::Listen {
+        what,
+        address,
+        problem: error.to_string(),
+    })
 }
 
 /// What a worker is before it has sockets.
@@ -184,6 +204,7 @@ struct Plan {
     served: Served,
     engine: EngineConfig,
     info: WorkerInfo,
+    advertise: Option<String>,
     max_body_bytes: usize,
 }
 
@@ -209,11 +230,20 @@ impl Plan {
             max_batch_tokens: positive("max_batch_tokens", limits.max_batch_tokens.unwrap_or(batch))?,
             max_running: positive("max_running", limits.max_running)?,
             max_waiting: limits.max_waiting,
-            max_context_tokens: positive("max_context_tokens", limits.max_context_tokens.unwrap_or(fits).min(fits))?,
+            max_context_tokens: positive(
+                "max_context_tokens",
+                limits.max_context_tokens.unwrap_or(fits).min(fits),
+            )?,
             export_lease: limits.export_lease,
             import_timeout: limits.import_timeout,
         };
-        Ok(Self { info: info(config, &served, &engine), served, engine, max_body_bytes: limits.max_body_bytes })
+        Ok(Self {
+            info: info(config, &served, &engine),
+            served,
+            engine,
+            advertise: config.advertise.clone(),
+            max_body_bytes: limits.max_body_bytes,
+        })
     }
 
     fn run(mut self, sockets: Sockets) -> Result<Worker, StartError> {
@@ -225,18 +255,43 @@ impl Plan {
         let block_bytes = self.block_bytes();
         let outside = Shell {
             runtime: Handle::current(),
-            context: PullContext { engine: engine.clone(), block_bytes },
+            context: PullContext {
+                engine: engine.clone(),
+                block_bytes,
+            },
+            releases: Arc::new(Semaphore::new(RELEASES_MAX)),
             ring: ring.clone(),
             block_size: self.engine.block_size,
         };
         let exports = ExportIds::new(self.engine.boot_epoch);
-        tasks.spawn(sockets.events.serve(self.info.kv_events_topic.clone(), ring, stop.clone()));
-        tasks.spawn(serve(sockets.transfer, engine.clone(), block_bytes, exports.clone(), stop.clone()));
-        tasks.spawn(serve_http(sockets.http, self.app(&engine, exports, &stop), engine.clone(), stop.clone()));
+        tasks.spawn(
+            sockets
+                .events
+                .serve(self.info.kv_events_topic.clone(), ring, stop.clone()),
+        );
+        tasks.spawn(serve(
+            sockets.transfer,
+            engine.clone(),
+            block_bytes,
+            exports.clone(),
+            stop.clone(),
+        ));
+        tasks.spawn(serve_http(
+            sockets.http,
+            self.app(&engine, exports, &stop),
+            engine.clone(),
+            stop.clone(),
+        ));
         tasks.close();
         let info = self.info.clone();
         let thread = self.spawn(thread, outside)?;
-        Ok(Worker { info, engine, stop, tasks, thread: Some(thread) })
+        Ok(Worker {
+            info,
+            engine,
+            stop,
+            tasks,
+            thread: Some(thread),
+        })
     }
 
     fn block_bytes(&self) -> u32 {
@@ -245,6 +300,16 @@ impl Plan {
             ServedEngine::Steps(_) => StepBackend::PAYLOAD_BYTES,
         };
         u32::try_from(bytes).expect("a block of a model that runs on a CPU is smaller than 4 GiB")
+    }
+
+    fn transfer_host(&self) -> String {
+        let address = self.info.endpoints.kv_transfer.ip();
+        self.advertise.clone().unwrap_or_else(|| {
+            if address.is_unspecified() {
+                tracing::warn!(%address, "other workers cannot reach this address, expected `advertise` to name one");
+            }
+            address.to_string()
+        })
     }
 
     fn app(&self, engine: &EngineHandle, exports: ExportIds, stop: &CancellationToken) -> Arc<App> {
@@ -258,6 +323,11 @@ impl Plan {
             },
             info: self.info.clone(),
             exports,
+            transfer_host: self.transfer_host(),
+            front_end: match &self.served.engine {
+                ServedEngine::Model(_) => Duration::ZERO,
+                ServedEngine::Steps(model) => model.front_end(),
+            },
             created: unix_seconds(),
             max_body_bytes: self.max_body_bytes,
             stopping: stop.clone(),
@@ -266,7 +336,9 @@ impl Plan {
     }
 
     fn spawn(self, thread: EngineThread, outside: Shell) -> Result<std::thread::JoinHandle<()>, StartError> {
-        let Self { served, engine, info, .. } = self;
+        let Self {
+            served, engine, info, ..
+        } = self;
         let builder = std::thread::Builder::new().name(format!("engine-{}", info.name));
         let tokenizer = served.words.tokenizer;
         let spawned = match served.engine {
@@ -289,13 +361,24 @@ async fn serve_http(listener: TcpListener, app: Arc<App>, engine: EngineHandle, 
             tracing::debug!(%error, "a connection keeps its delay");
         }
     });
+    let stopping = stop.clone();
     let ending = async move {
-        stop.cancelled().await;
+        stopping.cancelled().await;
         // What is alive ends now, with an error that its client sees, and so do its connections.
         engine.stop();
     };
-    if let Err(error) = axum::serve(listener, routes(app)).with_graceful_shutdown(ending).await {
-        tracing::error!(%error, "http has stopped");
+    let served = axum::serve(listener, routes(app))
+        .with_graceful_shutdown(ending)
+        .into_future();
+    let too_long = async {
+        stop.cancelled().await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
+    };
+    tokio::select! {
+        served = served => if let Err(error) = served {
+            tracing::error!(%error, "http has stopped");
+        },
+        () = too_long => tracing::warn!("a connection did not end in time and is given up"),
     }
 }
 
@@ -303,21 +386,32 @@ async fn serve_http(listener: TcpListener, app: Arc<App>, engine: EngineHandle, 
 struct Shell {
     runtime: Handle,
     context: PullContext,
+    releases: Arc<Semaphore>,
     ring: Arc<EventRing>,
     block_size: u32,
 }
 
 impl Outside for Shell {
     fn pull(&mut self, order: PullOrder, source: PullSource) -> PullGuard {
-        PullGuard(self.runtime.spawn(pull(self.context.clone(), order, source)).abort_handle())
+        PullGuard(
+            self.runtime
+                .spawn(pull(self.context.clone(), order, source))
+                .abort_handle(),
+        )
     }
 
     fn release(&mut self, source: PullSource) {
-        self.runtime.spawn(release(source));
+        if let Ok(place) = self.releases.clone().try_acquire_owned() {
+            self.runtime.spawn(async move {
+                release(source).await;
+                drop(place);
+            });
+        }
     }
 
     fn publish(&mut self, changes: Vec<KvOut>) {
-        self.ring.push(encode_batch(changes, self.block_size, seconds_of_clock()));
+        self.ring
+            .push(encode_batch(changes, self.block_size, seconds_of_clock()));
     }
 }
 
@@ -347,7 +441,11 @@ fn info(config: &WorkerConfig, served: &Served, engine: &EngineConfig) -> Worker
 
 fn positive(setting: &'static str, value: u32) -> Result<u32, StartError> {
     match value {
-        0 => Err(StartError::Setting { setting, value: 0, expected: "at least 1" }),
+        0 => Err(StartError::Setting {
+            setting,
+            value: 0,
+            expected: "at least 1",
+        }),
         value => Ok(value),
     }
 }
@@ -359,5 +457,7 @@ fn epoch_of_clock() -> BootEpoch {
 }
 
 fn seconds_of_clock() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }

@@ -19,21 +19,33 @@ impl ModelBackend {
     /// A backend with `blocks` blocks of `block_size` tokens. Tests ask for `digests` of the logits.
     #[must_use]
     pub fn new(model: Arc<Model>, block_size: u32, blocks: u32, digests: bool) -> Self {
-        Self { store: KvStore::new(model.config(), block_size, blocks), model, digests }
+        Self {
+            store: KvStore::new(model.config(), block_size, blocks),
+            model,
+            digests,
+        }
     }
 }
 
 impl Backend for ModelBackend {
     fn run(&mut self, _step: &Step, items: &[Item<'_>]) -> Result<StepOutcome, BackendError> {
         let chunks: Vec<Chunk<'_>> = items.iter().map(chunk).collect();
-        let rows =
-            self.model.forward(&mut self.store, &chunks).map_err(|error| BackendError::Forward(error.to_string()))?;
+        let rows = self
+            .model
+            .forward(&mut self.store, &chunks)
+            .map_err(|error| BackendError::Forward(error.to_string()))?;
         let chosen = items.iter().zip(rows).filter_map(|(item, logits)| {
             let (choice, logits) = (item.choice?, logits?);
             let digest = self.digests.then(|| digest(&logits));
-            Some(Chosen { token: choose(&logits, choice.sampling, choice.draw), digest })
+            Some(Chosen {
+                token: choose(&logits, choice.sampling, choice.draw),
+                digest,
+            })
         });
-        Ok(StepOutcome { chosen: chosen.collect(), wait: Duration::ZERO })
+        Ok(StepOutcome {
+            chosen: chosen.collect(),
+            wait: Duration::ZERO,
+        })
     }
 
     fn payload_bytes(&self) -> usize {
@@ -51,7 +63,10 @@ impl Backend for ModelBackend {
 
     fn write_block(&mut self, block: &NamedBlock, payload: &[u8]) -> Result<(), BackendError> {
         // Bytes do not say which tokens they belong to: the two workers have agreed on the prompt's hash before.
-        let wrong = BackendError::PayloadLength { got: payload.len(), want: self.payload_bytes() };
+        let wrong = BackendError::PayloadLength {
+            got: payload.len(),
+            want: self.payload_bytes(),
+        };
         if payload.len() != self.payload_bytes() {
             return Err(wrong);
         }

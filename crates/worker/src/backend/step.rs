@@ -30,7 +30,10 @@ impl StepBackend {
     /// A backend that takes this model's time.
     #[must_use]
     pub fn new(model: StepModel, block_size: u32) -> Self {
-        Self { model, block_size: block_size as usize }
+        Self {
+            model,
+            block_size: block_size as usize,
+        }
     }
 
     fn next_token(&self, item: &Item<'_>) -> u32 {
@@ -43,8 +46,16 @@ impl StepBackend {
 impl Backend for StepBackend {
     fn run(&mut self, step: &Step, items: &[Item<'_>]) -> Result<StepOutcome, BackendError> {
         let choosing = items.iter().filter(|item| item.choice.is_some());
-        let chosen = choosing.map(|item| Chosen { token: self.next_token(item), digest: None }).collect();
-        Ok(StepOutcome { chosen, wait: self.model.step_time(&StepShape::from(step)) })
+        let chosen = choosing
+            .map(|item| Chosen {
+                token: self.next_token(item),
+                digest: None,
+            })
+            .collect();
+        Ok(StepOutcome {
+            chosen,
+            wait: self.model.step_time(&StepShape::from(step)),
+        })
     }
 
     fn payload_bytes(&self) -> usize {
@@ -57,7 +68,10 @@ impl Backend for StepBackend {
 
     fn write_block(&mut self, block: &NamedBlock, payload: &[u8]) -> Result<(), BackendError> {
         if payload.len() != Self::PAYLOAD_BYTES {
-            return Err(BackendError::PayloadLength { got: payload.len(), want: Self::PAYLOAD_BYTES });
+            return Err(BackendError::PayloadLength {
+                got: payload.len(),
+                want: Self::PAYLOAD_BYTES,
+            });
         }
         if payload != block.name.0.to_le_bytes() {
             return Err(BackendError::PayloadName { want: block.name });
@@ -85,8 +99,18 @@ mod tests {
     fn a_token_depends_on_all_that_came_before() {
         let next = |sequence: &[u32]| {
             let tip = homing_kv::hash_blocks(sequence, 4).last().copied();
-            let choice = Some(Choice { sampling: &Sampling::GREEDY, draw: 0.0 });
-            let item = Item { sequence, start: 0, count: sequence.len(), table: &[], tip, choice };
+            let choice = Some(Choice {
+                sampling: &Sampling::GREEDY,
+                draw: 0.0,
+            });
+            let item = Item {
+                sequence,
+                start: 0,
+                count: sequence.len(),
+                table: &[],
+                tip,
+                choice,
+            };
             backend().run(&Step::default(), &[item]).unwrap().chosen[0].token
         };
         assert_eq!(next(&[1, 2, 3, 4, 5]), next(&[1, 2, 3, 4, 5]));
@@ -98,7 +122,11 @@ mod tests {
     #[test]
     fn a_payload_is_checked_against_the_name() {
         let mut backend = backend();
-        let named = |block, name| NamedBlock { block: BlockId(block), tokens: 4, name: BlockHash(name) };
+        let named = |block, name| NamedBlock {
+            block: BlockId(block),
+            tokens: 4,
+            name: BlockHash(name),
+        };
         let payload = backend.read_block(&named(3, 7));
         assert!(backend.write_block(&named(9, 7), &payload).is_ok());
         assert!(backend.write_block(&named(9, 8), &payload).is_err());

@@ -2,8 +2,8 @@
 
 use super::{Payload, Shared, failure, json, read};
 use crate::metrics;
-use axum::extract::{Query, State};
 use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use homing_engine::api::Snapshot;
@@ -55,7 +55,11 @@ pub(super) async fn metrics(State(app): State<Shared>) -> Response {
 }
 
 pub(super) async fn models(State(app): State<Shared>) -> Response {
-    answer(&ModelList::of_one(&app.served.name, app.created, app.info.max_context_tokens))
+    answer(&ModelList::of_one(
+        &app.served.name,
+        app.created,
+        app.info.max_context_tokens,
+    ))
 }
 
 pub(super) async fn info(State(app): State<Shared>) -> Response {
@@ -70,7 +74,9 @@ pub(super) async fn probe(State(app): State<Shared>, query: Result<Query<ProbeQu
     let load = app.engine.status().load;
     let free_tokens = u64::from(load.blocks_free + load.blocks_evictable) * u64::from(app.info.block_size);
     let admit = load.waiting == 0 && query.tokens <= free_tokens;
-    let pause = (u64::from(load.waiting) + 1).saturating_mul(PAUSE_MS_PER_WAITING).min(PAUSE_MS_MAX);
+    let pause = (u64::from(load.waiting) + 1)
+        .saturating_mul(PAUSE_MS_PER_WAITING)
+        .min(PAUSE_MS_MAX);
     answer(&Probe {
         epoch: app.info.epoch,
         admit,
@@ -92,13 +98,28 @@ pub(super) async fn tokenize(State(app): State<Shared>, payload: Payload) -> Res
         let request = TokenizeRequest::parse(&bytes)?;
         app.served.check_model(request.model.as_deref())?;
         let tokens = match &request.input {
-            TokenizeInput::Prompt { text, add_special_tokens: true } => app.served.words.tokenizer.encode_prompt(text),
-            TokenizeInput::Prompt { text, add_special_tokens: false } => app.served.words.tokenizer.encode(text),
-            TokenizeInput::Chat { messages, add_generation_prompt, tools } => {
-                app.served.chat_tokens(messages, tools.as_deref(), *add_generation_prompt)?
-            }
+            TokenizeInput::Prompt {
+                text,
+                add_special_tokens: true,
+            } => app.served.words.tokenizer.encode_prompt(text),
+            TokenizeInput::Prompt {
+                text,
+                add_special_tokens: false,
+            } => app.served.words.tokenizer.encode(text),
+            TokenizeInput::Chat {
+                messages,
+                add_generation_prompt,
+                tools,
+            } => app
+                .served
+                .chat_tokens(messages, tools.as_deref(), *add_generation_prompt)?,
         };
-        let spelled = || tokens.iter().map(|token| app.served.words.tokenizer.spelled(*token)).collect();
+        let spelled = || {
+            tokens
+                .iter()
+                .map(|token| app.served.words.tokenizer.spelled(*token))
+                .collect()
+        };
         body(&TokenizeResponse {
             count: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
             max_model_len: app.info.max_context_tokens,
@@ -115,13 +136,16 @@ pub(super) async fn detokenize(State(app): State<Shared>, payload: Payload) -> R
     }
     result(read(payload, &app).and_then(|bytes| {
         let request = Body::parse(&bytes)?;
-        app.served.check_model(request.read::<String>("model", "a string")?.as_deref())?;
+        app.served
+            .check_model(request.read::<String>("model", "a string")?.as_deref())?;
         const EXPECTED: &str = "a list of token ids";
         let tokens: Vec<u32> = request.read("tokens", EXPECTED)?.ok_or_else(|| {
             ApiError::invalid(format!("`tokens` is missing, expected {EXPECTED}")).with_param("tokens")
         })?;
         app.served.check_tokens(&tokens, "tokens")?;
-        body(&Answer { prompt: app.served.words.tokenizer.decode(&tokens) })
+        body(&Answer {
+            prompt: app.served.words.tokenizer.decode(&tokens),
+        })
     }))
 }
 
@@ -139,6 +163,9 @@ fn answer<T: Serialize>(value: &T) -> Response {
 fn body<T: Serialize>(value: &T) -> Result<Bytes, ApiError> {
     match serde_json::to_vec(value) {
         Ok(bytes) => Ok(Bytes::from(bytes)),
-        Err(error) => Err(ApiError::new(ErrorKind::Internal, format!("the answer could not be written: {error}"))),
+        Err(error) => Err(ApiError::new(
+            ErrorKind::Internal,
+            format!("the answer could not be written: {error}"),
+        )),
     }
 }

@@ -1,7 +1,7 @@
 //! Answers, whole and in chunks, in the two dialects.
 
-use super::prepare::Dialect;
 use super::App;
+use super::prepare::Dialect;
 use crate::executor::{Ended, Outcome, StopCause, TokenOut};
 use bytes::Bytes;
 use homing_wire::openai::{
@@ -63,11 +63,18 @@ pub(super) fn fault(outcome: &Outcome) -> Option<ApiError> {
     let internal = |message: String, code: &str| Some(ApiError::new(ErrorKind::Internal, message).with_code(code));
     match outcome {
         Outcome::Stop(_) | Outcome::Length => None,
-        Outcome::Aborted => Some(ApiError::new(ErrorKind::Unavailable, "the worker is shutting down").with_code("aborted")),
+        Outcome::Aborted => {
+            Some(ApiError::new(ErrorKind::Unavailable, "the worker is shutting down").with_code("aborted"))
+        }
         Outcome::ImportFailed(error) => {
-            let kind = serde_json::to_value(error).ok().and_then(|kind| kind.as_str().map(str::to_owned));
+            let kind = serde_json::to_value(error)
+                .ok()
+                .and_then(|kind| kind.as_str().map(str::to_owned));
             let kind = kind.unwrap_or_default();
-            internal(format!("the kv could not be pulled: `{kind}`; nothing was generated"), "kv_transfer_failed")
+            internal(
+                format!("the kv could not be pulled: `{kind}`; nothing was generated"),
+                "kv_transfer_failed",
+            )
         }
         Outcome::BackendFailed => internal("the forward pass failed".to_owned(), "engine_failed"),
     }
@@ -119,14 +126,25 @@ impl Form {
         let prompt = self.prompt_token_ids().filter(|_| first);
         match self.dialect {
             Dialect::Completion => {
-                let choice =
-                    CompletionChoice { text: token.text, token_ids, prompt_token_ids: prompt, ..Default::default() };
+                let choice = CompletionChoice {
+                    text: token.text,
+                    token_ids,
+                    prompt_token_ids: prompt,
+                    ..Default::default()
+                };
                 CompletionResponse::new(&self.id, self.created, &self.model, choice).to_body()
             }
             Dialect::Chat => {
                 let role = first.then(|| "assistant".to_owned());
-                let delta = ChatDelta { role, content: Some(token.text) };
-                let choice = ChatChunkChoice { delta, token_ids, ..Default::default() };
+                let delta = ChatDelta {
+                    role,
+                    content: Some(token.text),
+                };
+                let choice = ChatChunkChoice {
+                    delta,
+                    token_ids,
+                    ..Default::default()
+                };
                 let mut chunk = ChatChunk::new(&self.id, self.created, &self.model, choice);
                 chunk.prompt_token_ids = prompt;
                 chunk.to_body()
@@ -155,7 +173,12 @@ impl Form {
             Dialect::Chat => {
                 let content = Some(ended.text.clone()).filter(|text| !text.is_empty());
                 let delta = ChatDelta { role: None, content };
-                let choice = ChatChunkChoice { delta, finish_reason, token_ids, ..Default::default() };
+                let choice = ChatChunkChoice {
+                    delta,
+                    finish_reason,
+                    token_ids,
+                    ..Default::default()
+                };
                 ChatChunk::new(&self.id, self.created, &self.model, choice).to_body()
             }
         }
@@ -184,7 +207,7 @@ impl Form {
             remote_block_ids: Some(vec![export.blocks.iter().map(|block| block.0).collect()]),
             remote_engine_id: Some(format!("{}-{:x}", app.info.name, app.info.epoch.0)),
             remote_request_id: Some(app.exports.encode(&self.id, export.id)),
-            remote_host: Some(app.info.endpoints.kv_transfer.ip().to_string()),
+            remote_host: Some(app.transfer_host.clone()),
             remote_port: Some(app.info.endpoints.kv_transfer.port()),
             tp_size: Some(1),
             remote_num_tokens: Some(export.tokens),

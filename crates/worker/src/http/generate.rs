@@ -37,7 +37,9 @@ async fn answer(app: Shared, dialect: Dialect, headers: &HeaderMap, payload: Pay
         Ok(id) => id,
         Err(error) => return failure(&error),
     };
-    let response = generate(app, dialect, &id, payload).await.unwrap_or_else(|error| failure(&error));
+    let response = generate(app, dialect, &id, payload)
+        .await
+        .unwrap_or_else(|error| failure(&error));
     named(response, &id)
 }
 
@@ -56,10 +58,16 @@ async fn generate(app: Shared, dialect: Dialect, id: &str, payload: Payload) -> 
         return_token_ids: prepared.return_token_ids,
         prompt: prepared.request.tokens.clone(),
     };
-    let events = app.engine.submit(prepared.request, prepared.source).map_err(|error| match error {
-        SubmitError::Full { .. } => ApiError::new(ErrorKind::RateLimit, error.to_string()).with_code("queue_full"),
-        SubmitError::Stopped(_) => stopped(),
-    })?;
+    if !app.front_end.is_zero() {
+        tokio::time::sleep(app.front_end).await;
+    }
+    let events = app
+        .engine
+        .submit(prepared.request, prepared.source)
+        .map_err(|error| match error {
+            SubmitError::Full { .. } => ApiError::new(ErrorKind::RateLimit, error.to_string()).with_code("queue_full"),
+            SubmitError::Stopped(_) => stopped(),
+        })?;
     match prepared.stream {
         true => streamed(app, form, events, prepared.include_usage).await,
         false => whole(&app, form, events).await,
@@ -131,15 +139,31 @@ struct Streaming {
     ended: bool,
 }
 
-async fn streamed(app: Shared, form: Form, mut events: RequestStream, include_usage: bool) -> Result<Response, ApiError> {
+async fn streamed(
+    app: Shared,
+    form: Form,
+    mut events: RequestStream,
+    include_usage: bool,
+) -> Result<Response, ApiError> {
     let first = Some(next(&mut events).await?);
-    let streaming = Streaming { app, form, events, include_usage, first, begun: false, ended: false };
+    let streaming = Streaming {
+        app,
+        form,
+        events,
+        include_usage,
+        first,
+        begun: false,
+        ended: false,
+    };
     let chunks = stream::unfold(streaming, |mut streaming| async move {
         let bytes = streaming.chunk().await?;
         Some((Ok::<Bytes, Infallible>(bytes), streaming))
     });
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/event-stream; charset=utf-8"),
+        ),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
     ];
     Ok((headers, Body::from_stream(chunks)).into_response())

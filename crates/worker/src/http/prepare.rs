@@ -56,7 +56,9 @@ pub(super) fn prepare(app: &App, dialect: Dialect, bytes: &Bytes) -> Result<Prep
         Dialect::Chat => {
             let request = ChatRequest::from_body(&body)?;
             app.served.check_model(request.params.model.as_deref())?;
-            let tokens = app.served.chat_tokens(&request.messages, request.tools.as_deref(), true)?;
+            let tokens = app
+                .served
+                .chat_tokens(&request.messages, request.tools.as_deref(), true)?;
             (request.params, tokens)
         }
     };
@@ -65,8 +67,18 @@ pub(super) fn prepare(app: &App, dialect: Dialect, bytes: &Bytes) -> Result<Prep
     let tokens: Arc<[u32]> = tokens.into();
     let prompt = Prompt::of_tokens(&tokens, app.info.block_size);
     let prompt_hash = prompt_hash(&tokens);
-    let transfers = params.kv_transfer_params.as_ref().map(TransferParams::parse).transpose()?.unwrap_or_default();
-    let (transfer, source) = Offer { app, prompt: &prompt, prompt_hash }.read(transfers)?;
+    let transfers = params
+        .kv_transfer_params
+        .as_ref()
+        .map(TransferParams::parse)
+        .transpose()?
+        .unwrap_or_default();
+    let (transfer, source) = Offer {
+        app,
+        prompt: &prompt,
+        prompt_hash,
+    }
+    .read(transfers)?;
     if transfer == Transfer::Export && params.stream && dialect == Dialect::Chat {
         let message = "`stream` is true, expected false where `kv_transfer_params` asks for an export";
         return Err(ApiError::invalid(message).with_param("stream"));
@@ -97,7 +109,10 @@ fn completion_tokens(app: &App, prompt: PromptInput) -> Result<Vec<u32>, ApiErro
 
 fn output_tokens(app: &App, dialect: Dialect, params: &GenerationParams, prompt: usize) -> Result<u32, ApiError> {
     let context = app.info.max_context_tokens;
-    let left = u32::try_from(prompt).ok().and_then(|prompt| context.checked_sub(prompt)).filter(|left| *left > 0);
+    let left = u32::try_from(prompt)
+        .ok()
+        .and_then(|prompt| context.checked_sub(prompt))
+        .filter(|left| *left > 0);
     let too_long = |output: u32| ApiError::context_too_long(prompt as u64, u64::from(output), u64::from(context));
     let left = left.ok_or_else(|| too_long(params.max_tokens.unwrap_or(1)))?;
     match (params.max_tokens, dialect) {
@@ -121,7 +136,10 @@ fn sampling(app: &App, params: &GenerationParams) -> Sampling {
 fn stop_rules(body: &Body, params: &GenerationParams) -> Result<StopRules, ApiError> {
     let tokens: Vec<u32> = body.read("stop_token_ids", "a list of token ids")?.unwrap_or_default();
     if tokens.len() > STOP_TOKENS_MAX {
-        let message = format!("`stop_token_ids` has `{}` ids, expected at most {STOP_TOKENS_MAX}", tokens.len());
+        let message = format!(
+            "`stop_token_ids` has `{}` ids, expected at most {STOP_TOKENS_MAX}",
+            tokens.len()
+        );
         return Err(ApiError::invalid(message).with_param("stop_token_ids"));
     }
     let bytes: usize = params.stop.iter().map(String::len).sum();
@@ -133,7 +151,10 @@ fn stop_rules(body: &Body, params: &GenerationParams) -> Result<StopRules, ApiEr
     Ok(StopRules {
         ignore_end_of_sequence: params.ignore_eos,
         tokens,
-        strings: StopStrings { strings: params.stop.clone(), include: include.unwrap_or(false) },
+        strings: StopStrings {
+            strings: params.stop.clone(),
+            include: include.unwrap_or(false),
+        },
         min_output_tokens: params.min_tokens,
     })
 }
@@ -159,19 +180,39 @@ fn refuse_unsupported(body: &Body, params: &GenerationParams) -> Result<(), ApiE
     if body.read::<i64>("top_k", "an integer")?.is_some_and(|top_k| top_k > 0) {
         return Err(unsupported("top_k"));
     }
-    if body.read::<i64>("best_of", "an integer")?.is_some_and(|best_of| best_of != 1) {
+    if body
+        .read::<i64>("best_of", "an integer")?
+        .is_some_and(|best_of| best_of != 1)
+    {
         return Err(unsupported("best_of"));
     }
     let plain = |format: &Json| format.get("type").and_then(Json::as_str) == Some("text");
-    if body.read::<Json>("response_format", "an object")?.is_some_and(|format| !plain(&format)) {
+    if body
+        .read::<Json>("response_format", "an object")?
+        .is_some_and(|format| !plain(&format))
+    {
         return Err(unsupported("response_format"));
     }
     let free = |choice: &Json| matches!(choice.as_str(), Some("auto" | "none"));
-    if body.read::<Json>("tool_choice", "a string or an object")?.is_some_and(|choice| !free(&choice)) {
+    if body
+        .read::<Json>("tool_choice", "a string or an object")?
+        .is_some_and(|choice| !free(&choice))
+    {
         return Err(unsupported("tool_choice"));
     }
-    for name in ["suffix", "logit_bias", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"] {
-        if body.read::<Json>(name, "nothing")?.is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty())) {
+    for name in [
+        "suffix",
+        "logit_bias",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+    ] {
+        if body
+            .read::<Json>(name, "nothing")?
+            .is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty()))
+        {
             return Err(unsupported(name));
         }
     }
@@ -209,21 +250,33 @@ impl Offer<'_> {
     fn check(&self, params: &TransferParams) -> Result<(), ApiError> {
         let tokens = self.prompt.tokens;
         if params.remote_num_tokens != Some(tokens) {
-            let offered = params.remote_num_tokens.map_or("nothing".to_owned(), |offered| offered.to_string());
-            return Err(wrong(&format!("has `remote_num_tokens` `{offered}`, expected the prompt's `{tokens}`")));
+            let offered = params
+                .remote_num_tokens
+                .map_or("nothing".to_owned(), |offered| offered.to_string());
+            return Err(wrong(&format!(
+                "has `remote_num_tokens` `{offered}`, expected the prompt's `{tokens}`"
+            )));
         }
         let blocks = tokens.div_ceil(self.app.info.block_size) as usize;
         match params.remote_block_ids.as_deref() {
             Some([group]) if group.len() == blocks => {}
-            _ => return Err(wrong(&format!("has wrong `remote_block_ids`, expected one list of `{blocks}` ids"))),
+            _ => {
+                return Err(wrong(&format!(
+                    "has wrong `remote_block_ids`, expected one list of `{blocks}` ids"
+                )));
+            }
         }
         if params.transfer_mode.as_deref().is_some_and(|mode| mode != "pull") {
             return Err(wrong("has another `transfer_mode`, expected `pull`"));
         }
         match params.remote_prompt_hash {
             Some(hash) if hash == self.prompt_hash => Ok(()),
-            Some(_) => Err(wrong("is of another prompt: use it once, with the prompt that it was made for")),
-            None => Err(wrong("has no `remote_prompt_hash`: the source must be a worker of this kind")),
+            Some(_) => Err(wrong(
+                "is of another prompt: use it once, with the prompt that it was made for",
+            )),
+            None => Err(wrong(
+                "has no `remote_prompt_hash`: the source must be a worker of this kind",
+            )),
         }
     }
 

@@ -45,12 +45,17 @@ pub async fn pull(context: PullContext, order: PullOrder, source: PullSource) {
         let (host, port) = (&source.host, source.port);
         tracing::warn!(request = id.0, host, port, %failure, "a pull of kv failed");
     }
-    context.engine.import_done(id, outcome.map_err(|failure| failure.reason()));
+    context
+        .engine
+        .import_done(id, outcome.map_err(|failure| failure.reason()));
 }
 
 /// Tells a source that nothing (more) will be pulled: it may release the blocks. Without an answer the lease will do.
 pub async fn release(source: PullSource) {
-    let request = PullRequest { block_bytes: 0, ..request(&source, 0, 0) };
+    let request = PullRequest {
+        block_bytes: 0,
+        ..request(&source, 0, 0)
+    };
     let released = async {
         let mut stream = connect(&source).await?;
         let mut puller = Puller::new(request);
@@ -68,7 +73,10 @@ pub async fn release(source: PullSource) {
 impl PullContext {
     async fn pull(&self, order: &PullOrder, source: &PullSource) -> Result<(), Failure> {
         let mut stream = connect(source).await?;
-        let wanted = PullRequest { block_bytes: self.block_bytes, ..request(source, order.first_block, order.blocks) };
+        let wanted = PullRequest {
+            block_bytes: self.block_bytes,
+            ..request(source, order.first_block, order.blocks)
+        };
         let mut puller = Puller::new(wanted);
         timeout(IDLE_TIMEOUT, stream.write_all(&puller.request())).await??;
         // A modelled transfer takes its time whether its few bytes are here or not.
@@ -79,14 +87,21 @@ impl PullContext {
         // acknowledgement costs the source its lease and nothing else.
         match timeout(IDLE_TIMEOUT, stream.write_all(&Message::Ack.encode())).await {
             Ok(Ok(())) => close(stream).await,
-            _ => tracing::info!(request = order.id.0, "a pull was not acknowledged; the source's lease will end it"),
+            _ => tracing::info!(
+                request = order.id.0,
+                "a pull was not acknowledged; the source's lease will end it"
+            ),
         }
         Ok(())
     }
 
     async fn store_all(&self, order: &PullOrder, stream: &mut TcpStream, puller: &mut Puller) -> Result<(), Failure> {
         let mut buffer = vec![0; READ_BYTES];
-        let mut batch = Batch { first: order.first_block, payloads: Vec::new(), bytes: 0 };
+        let mut batch = Batch {
+            first: order.first_block,
+            payloads: Vec::new(),
+            bytes: 0,
+        };
         loop {
             match next(stream, puller, &mut buffer).await? {
                 Pulled::Block { data, .. } => {
@@ -104,7 +119,10 @@ impl PullContext {
     async fn store(&self, id: RequestId, batch: &mut Batch) -> Result<(), Failure> {
         let payloads = std::mem::take(&mut batch.payloads);
         let count = u32::try_from(payloads.len()).expect("a pool has fewer than 2^32 blocks");
-        self.engine.write_import(id, batch.first, payloads).await.map_err(Failure::Store)?;
+        self.engine
+            .write_import(id, batch.first, payloads)
+            .await
+            .map_err(Failure::Store)?;
         batch.first += count;
         batch.bytes = 0;
         Ok(())

@@ -54,9 +54,20 @@ impl ExportIds {
 }
 
 /// Serves pulls until `stop`.
-pub async fn serve(listener: TcpListener, engine: EngineHandle, block_bytes: u32, ids: ExportIds, stop: CancellationToken) {
+pub async fn serve(
+    listener: TcpListener,
+    engine: EngineHandle,
+    block_bytes: u32,
+    ids: ExportIds,
+    stop: CancellationToken,
+) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let holder = Holder { engine, block_bytes, ids, pulls: Arc::new(Semaphore::new(PULLS_MAX)) };
+    let holder = Holder {
+        engine,
+        block_bytes,
+        ids,
+        pulls: Arc::new(Semaphore::new(PULLS_MAX)),
+    };
     let tasks = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
@@ -129,17 +140,27 @@ impl Holder {
 
     async fn admit(&self, request: &PullRequest) -> Result<(tokio::sync::OwnedSemaphorePermit, RequestId), Refusal> {
         if request.epoch != self.ids.epoch() {
-            return Err(Refusal::EpochMismatch { actual: self.ids.epoch() });
+            return Err(Refusal::EpochMismatch {
+                actual: self.ids.epoch(),
+            });
         }
         let place = self.pulls.clone().try_acquire_owned().map_err(|_| Refusal::Busy)?;
         let id = self.ids.decode(&request.request).ok_or(Refusal::UnknownExport)?;
-        let export = self.engine.find_export(id).await.ok().flatten().ok_or(Refusal::UnknownExport)?;
+        let export = self
+            .engine
+            .find_export(id)
+            .await
+            .ok()
+            .flatten()
+            .ok_or(Refusal::UnknownExport)?;
         if request.prompt != export.prompt_hash {
             return Err(Refusal::PromptMismatch);
         }
         // A release asks for no block, and need not know how large one is.
         if request.count > 0 && request.block_bytes != self.block_bytes {
-            return Err(Refusal::BlockBytesMismatch { actual: self.block_bytes });
+            return Err(Refusal::BlockBytesMismatch {
+                actual: self.block_bytes,
+            });
         }
         let available = u32::try_from(export.blocks.len()).unwrap_or(u32::MAX);
         match request.first_block.checked_add(request.count) {
@@ -152,10 +173,21 @@ impl Holder {
         let end = request.first_block + request.count;
         let mut next = request.first_block;
         while next < end {
-            let read = self.engine.read_export(id, next, CHUNK_BYTES).await.map_err(io::Error::other)?;
+            let read = self
+                .engine
+                .read_export(id, next, CHUNK_BYTES)
+                .await
+                .map_err(io::Error::other)?;
             let payloads = read.ok_or_else(|| protocol("the export's lease ended while it was read"))?;
             for data in payloads.into_iter().take((end - next) as usize) {
-                write(stream, &Message::Block { index: next, data: data.into() }).await?;
+                write(
+                    stream,
+                    &Message::Block {
+                        index: next,
+                        data: data.into(),
+                    },
+                )
+                .await?;
                 next += 1;
             }
         }

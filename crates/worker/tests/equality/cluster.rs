@@ -73,7 +73,10 @@ impl Cluster {
     pub fn new(model: &Arc<Model>, configs: &[EngineConfig]) -> Self {
         let nodes = configs.iter().map(|config| {
             let backend = ModelBackend::new(model.clone(), config.block_size, config.kv_blocks, true);
-            Node { executor: Executor::new(config.clone(), backend, Tokenizer::bytes()), sources: BTreeMap::new() }
+            Node {
+                executor: Executor::new(config.clone(), backend, Tokenizer::bytes()),
+                sources: BTreeMap::new(),
+            }
         });
         Self {
             nodes: nodes.collect(),
@@ -89,7 +92,10 @@ impl Cluster {
 
     /// Hands a request to a worker; `from` is where its KV is on offer.
     pub fn submit(&mut self, node: usize, request: Request, from: Option<Job>) -> Job {
-        let job = Job { node, id: RequestId(self.next_id) };
+        let job = Job {
+            node,
+            id: RequestId(self.next_id),
+        };
         self.next_id += 1;
         if let Some(from) = from {
             self.nodes[node].sources.insert(job.id, from);
@@ -113,7 +119,9 @@ impl Cluster {
     /// One thing, chosen by chance among those that can happen; `false` when nothing can without time passing.
     pub fn advance(&mut self, rng: &mut Rng) -> bool {
         self.now += Duration::from_micros(10);
-        let ready: Vec<usize> = (0..self.nodes.len()).filter(|node| self.nodes[*node].executor.step_ready()).collect();
+        let ready: Vec<usize> = (0..self.nodes.len())
+            .filter(|node| self.nodes[*node].executor.step_ready())
+            .collect();
         let choices = ready.len() + self.pulls.len();
         if choices == 0 {
             return false;
@@ -129,7 +137,9 @@ impl Cluster {
     pub fn settle(&mut self, rng: &mut Rng) {
         loop {
             while self.advance(rng) {}
-            let Some(due) = self.nodes.iter().filter_map(|node| node.executor.poll_timeout()).min() else { return };
+            let Some(due) = self.nodes.iter().filter_map(|node| node.executor.poll_timeout()).min() else {
+                return;
+            };
             self.now = self.now.max(due);
             for node in 0..self.nodes.len() {
                 self.nodes[node].executor.timeout(self.now);
@@ -149,7 +159,10 @@ impl Cluster {
 
     /// Evictions on all workers, in blocks.
     pub fn evicted(&self) -> u64 {
-        self.nodes.iter().map(|node| node.executor.snapshot().evicted_blocks).sum()
+        self.nodes
+            .iter()
+            .map(|node| node.executor.snapshot().evicted_blocks)
+            .sum()
     }
 
     /// Panics unless nothing is in use on any worker.
@@ -158,8 +171,16 @@ impl Cluster {
         assert!(self.pulls.is_empty());
         for node in &self.nodes {
             let load = node.executor.snapshot();
-            assert_eq!((load.running, load.waiting, load.importing, load.exporting), (0, 0, 0, 0), "{load:?}");
-            assert_eq!(load.blocks_free + load.blocks_evictable, load.blocks_total, "a block leaked: {load:?}");
+            assert_eq!(
+                (load.running, load.waiting, load.importing, load.exporting),
+                (0, 0, 0, 0),
+                "{load:?}"
+            );
+            assert_eq!(
+                load.blocks_free + load.blocks_evictable,
+                load.blocks_total,
+                "a block leaked: {load:?}"
+            );
         }
     }
 
@@ -197,7 +218,9 @@ impl Cluster {
 
     fn end_pull(&mut self, index: usize, outcome: Result<(), ImportError>) {
         let pull = self.pulls.swap_remove(index);
-        self.nodes[pull.into].executor.import_done(self.now, pull.order.id, outcome);
+        self.nodes[pull.into]
+            .executor
+            .import_done(self.now, pull.order.id, outcome);
         self.pump(pull.into);
     }
 
@@ -218,7 +241,13 @@ impl Cluster {
                 let from = self.nodes[node].sources[&order.id];
                 let left: VecDeque<u32> = (order.first_block..order.first_block + order.blocks).collect();
                 let breaks = (self.breaks && order.id.0.is_multiple_of(7)).then_some(order.blocks / 2);
-                self.pulls.push(Pull { order, into: node, from, left, breaks });
+                self.pulls.push(Pull {
+                    order,
+                    into: node,
+                    from,
+                    left,
+                    breaks,
+                });
             }
             Effect::ReleaseSource { id } => {
                 let from = self.nodes[node].sources[&id];
@@ -259,7 +288,12 @@ impl Cluster {
 pub fn cold(model: &Arc<Model>, prompt: &[u32], outputs: u32, chunk: u32) -> Vec<Row> {
     let block_size = 16;
     let blocks = (prompt.len() as u32 + outputs).div_ceil(block_size) + 1;
-    let config = EngineConfig { block_size, kv_blocks: blocks, max_batch_tokens: chunk, ..EngineConfig::default() };
+    let config = EngineConfig {
+        block_size,
+        kv_blocks: blocks,
+        max_batch_tokens: chunk,
+        ..EngineConfig::default()
+    };
     let mut cluster = Cluster::new(model, &[config]);
     let job = cluster.submit(0, Request::greedy(prompt, block_size, outputs, Transfer::None), None);
     let mut rng = homing_units::rng_for(0, "one worker has no choice");

@@ -104,10 +104,19 @@ impl<'a> Schedule<'a> {
         let sessions = (0..rng.random_range(3..7)).map(|_| {
             let own = rng.random_range(1..14);
             let history = [shared.clone(), tokens(&mut rng, own)].concat();
-            Session { history, home: rng.random_range(1..WORKERS) }
+            Session {
+                history,
+                home: rng.random_range(1..WORKERS),
+            }
         });
         let sessions = sessions.collect();
-        Self { model, rng, cluster, sessions, seen: Seen::default() }
+        Self {
+            model,
+            rng,
+            cluster,
+            sessions,
+            seen: Seen::default(),
+        }
     }
 
     fn run(mut self) -> Seen {
@@ -124,7 +133,9 @@ impl<'a> Schedule<'a> {
 
     /// Some sessions take a turn at the same time.
     fn round(&mut self) {
-        let mut turns: Vec<Turn> = (0..self.sessions.len()).filter_map(|session| self.begin(session)).collect();
+        let mut turns: Vec<Turn> = (0..self.sessions.len())
+            .filter_map(|session| self.begin(session))
+            .collect();
         while turns.iter().any(|turn| !matches!(turn.state, State::Over)) {
             let happened = self.cluster.advance(&mut self.rng);
             turns.iter_mut().for_each(|turn| self.follow(turn));
@@ -159,10 +170,21 @@ impl<'a> Schedule<'a> {
         };
         let state = match prefill {
             Some(node) => State::Prefilling(self.cluster.submit(node, request(&prompt, 1, Transfer::Export), None)),
-            None => State::Decoding(self.cluster.submit(decode, request(&prompt, outputs, Transfer::None), None)),
+            None => State::Decoding(
+                self.cluster
+                    .submit(decode, request(&prompt, outputs, Transfer::None), None),
+            ),
         };
         let abort_in = self.rng.random_bool(0.12).then(|| self.rng.random_range(0..30));
-        Some(Turn { path, session: index, prompt, outputs, decode, state, abort_in })
+        Some(Turn {
+            path,
+            session: index,
+            prompt,
+            outputs,
+            decode,
+            state,
+            abort_in,
+        })
     }
 
     /// A branch, a compaction, or nothing.
@@ -174,7 +196,10 @@ impl<'a> Schedule<'a> {
                 // A sub-agent goes on from somewhere in the middle, and so does its parent.
                 let cut = self.rng.random_range(1..=length);
                 let history = session.history[..cut].to_vec();
-                self.sessions[index] = Session { history, home: session.home };
+                self.sessions[index] = Session {
+                    history,
+                    home: session.home,
+                };
             }
             1 => {
                 let cut = self.rng.random_range(0..length);
@@ -182,7 +207,10 @@ impl<'a> Schedule<'a> {
                 let mut history = session.history[..cut].to_vec();
                 history.extend(tokens(&mut self.rng, 3));
                 history.extend(&session.history[gone..]);
-                self.sessions[index] = Session { history, home: self.sessions[index].home };
+                self.sessions[index] = Session {
+                    history,
+                    home: self.sessions[index].home,
+                };
             }
             _ => {}
         }
@@ -256,14 +284,24 @@ impl<'a> Schedule<'a> {
         session.home = turn.decode;
         session.history = turn.prompt.clone();
         // A replayed answer rarely equals the generated one.
-        let kept = if self.rng.random_bool(0.7) { turn.outputs } else { self.rng.random_range(0..=turn.outputs) };
-        session.history.extend(output.rows.iter().take(kept as usize).map(|row| row.0));
+        let kept = if self.rng.random_bool(0.7) {
+            turn.outputs
+        } else {
+            self.rng.random_range(0..=turn.outputs)
+        };
+        session
+            .history
+            .extend(output.rows.iter().take(kept as usize).map(|row| row.0));
     }
 
     fn compare(&mut self, turn: &Turn, output: &Outputs, count: u32) {
         let expected = cold(self.model, &turn.prompt, count, 11);
         let path = turn.path;
-        assert_eq!(output.rows, expected, "path {path:?}, prompt {:?}: tokens and digests of logits", turn.prompt);
+        assert_eq!(
+            output.rows, expected,
+            "path {path:?}, prompt {:?}: tokens and digests of logits",
+            turn.prompt
+        );
     }
 }
 
@@ -292,7 +330,10 @@ impl Seen {
 
     fn check(&self) {
         for path in [Path::Append, Path::Seed, Path::Migrate, Path::Local] {
-            assert!(self.compared.get(&path).is_some_and(|count| *count > 50), "{path:?} was hardly seen: {self:?}");
+            assert!(
+                self.compared.get(&path).is_some_and(|count| *count > 50),
+                "{path:?} was hardly seen: {self:?}"
+            );
         }
         let kinds = [
             ("prefixes found in the cache", u64::from(self.partly_cached)),
@@ -351,15 +392,24 @@ fn every_path_gives_the_bits_of_one_cold_worker() {
 fn ten_turns_of_smollm2_give_the_bits_of_a_cold_worker() {
     let cache = default_cache_dir();
     let fetched = std::fs::read_dir(&cache).is_ok_and(|mut entries| {
-        entries.any(|entry| entry.is_ok_and(|entry| entry.file_name().to_string_lossy() == "SmolLM2-135M-Instruct.gguf"))
+        entries
+            .any(|entry| entry.is_ok_and(|entry| entry.file_name().to_string_lossy() == "SmolLM2-135M-Instruct.gguf"))
     });
     if !fetched {
-        eprintln!("SKIPPED: SmolLM2 is not in `{}`; `homing up --model smollm2` fetches it", cache.display());
+        eprintln!(
+            "SKIPPED: SmolLM2 is not in `{}`; `homing up --model smollm2` fetches it",
+            cache.display()
+        );
         return;
     }
     let bundle = open(&ModelSpec::SmolLm2, &cache).expect("a fetched model opens");
     let (model, tokenizer) = (Arc::new(bundle.model), bundle.vocabulary.tokenizer);
-    let worker = EngineConfig { block_size: 4, kv_blocks: 32, max_batch_tokens: 24, ..EngineConfig::default() };
+    let worker = EngineConfig {
+        block_size: 4,
+        kv_blocks: 32,
+        max_batch_tokens: 24,
+        ..EngineConfig::default()
+    };
     let mut cluster = Cluster::new(&model, &[worker.clone(), worker]);
     let mut rng = rng_for(1, "smollm2");
     let mut history = tokenizer.encode("The capital of");
@@ -374,7 +424,9 @@ fn ten_turns_of_smollm2_give_the_bits_of_a_cold_worker() {
             prefill
         });
         let transfer = match from {
-            Some(_) => Transfer::Import { tokens: u32::try_from(history.len()).expect("a short prompt") },
+            Some(_) => Transfer::Import {
+                tokens: u32::try_from(history.len()).expect("a short prompt"),
+            },
             None => Transfer::None,
         };
         let job = cluster.submit(1, request(2, transfer), from);
@@ -383,7 +435,11 @@ fn ten_turns_of_smollm2_give_the_bits_of_a_cold_worker() {
         }
         let output = &cluster.outputs[&job];
         assert_eq!(output.end, Some(End::Finished));
-        assert_eq!(output.rows, cold(&model, &history, 2, 64), "turn {turn}, prompt {history:?}");
+        assert_eq!(
+            output.rows,
+            cold(&model, &history, 2, 64),
+            "turn {turn}, prompt {history:?}"
+        );
         (cached, imported) = (cached + output.cached, imported + output.imported);
         history.extend(output.rows.iter().map(|row| row.0));
         history.extend(tokenizer.encode(" And"));

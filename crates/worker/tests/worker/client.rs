@@ -30,7 +30,10 @@ pub fn tiny(name: &str, blocks: u32) -> WorkerConfig {
         name: name.to_owned(),
         compute: Compute::Loaded(Served::model(Vocabulary::tiny(), TINY.clone())),
         kv_tokens: Some(blocks * 16),
-        limits: Limits { max_batch_tokens: Some(64), ..Limits::default() },
+        limits: Limits {
+            max_batch_tokens: Some(64),
+            ..Limits::default()
+        },
         ..WorkerConfig::default()
     }
 }
@@ -38,7 +41,11 @@ pub fn tiny(name: &str, blocks: u32) -> WorkerConfig {
 /// The settings of a worker that models an accelerator's time.
 pub fn steps(name: &str) -> WorkerConfig {
     let model = StepModel::profile("h200-qwen3-30b").expect("a built-in profile");
-    WorkerConfig { name: name.to_owned(), compute: Compute::Steps(Box::new(model)), ..WorkerConfig::default() }
+    WorkerConfig {
+        name: name.to_owned(),
+        compute: Compute::Steps(Box::new(model)),
+        ..WorkerConfig::default()
+    }
 }
 
 pub async fn start(config: WorkerConfig) -> Worker {
@@ -62,11 +69,16 @@ pub struct Answer {
 
 impl Client {
     pub fn of(worker: &Worker) -> Self {
-        Self { address: worker.endpoints().http, http: HyperClient::builder(TokioExecutor::new()).build_http() }
+        Self {
+            address: worker.endpoints().http,
+            http: HyperClient::builder(TokioExecutor::new()).build_http(),
+        }
     }
 
     pub async fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Bytes) -> Response<Incoming> {
-        let mut request = Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.address));
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -79,7 +91,10 @@ impl Client {
         let response = self.open(method, path, headers, body).await;
         let (status, headers) = (response.status(), response.headers().clone());
         let read = tokio::time::timeout(PATIENCE, response.into_body().collect()).await;
-        let body = read.expect("the answer ends in time").expect("the answer is whole").to_bytes();
+        let body = read
+            .expect("the answer ends in time")
+            .expect("the answer is whole")
+            .to_bytes();
         Answer { status, headers, body }
     }
 
@@ -104,7 +119,9 @@ impl Client {
 
     /// What the prefill leg answers.
     pub async fn export(&self, prompt: &[u32]) -> Value {
-        let answer = self.greedy(prompt, 1, json!({"do_remote_decode": true, "do_remote_prefill": false})).await;
+        let answer = self
+            .greedy(prompt, 1, json!({"do_remote_decode": true, "do_remote_prefill": false}))
+            .await;
         assert_eq!(answer["kv_transfer_params"]["do_remote_prefill"], true, "{answer}");
         answer
     }
@@ -128,7 +145,9 @@ impl Client {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("waited for: {what}"))
+        tokio::time::timeout(PATIENCE, looking)
+            .await
+            .unwrap_or_else(|_| panic!("waited for: {what}"))
     }
 
     /// Waits until nothing is in use; the load then.
@@ -150,7 +169,10 @@ impl Answer {
     /// The error, which must be one in OpenAI's form.
     pub fn error(&self) -> Value {
         let error = self.json()["error"].clone();
-        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{self:?}");
+        assert!(
+            error["message"].as_str().is_some_and(|message| !message.is_empty()),
+            "{self:?}"
+        );
         assert!(error["type"].is_string(), "{self:?}");
         error
     }

@@ -16,22 +16,45 @@ async fn a_stream_and_a_whole_answer_say_the_same() {
     let mut streaming = body.clone();
     streaming["stream"] = json!(true);
     streaming["stream_options"] = json!({"include_usage": true});
-    let answer = client.send("POST", "/v1/completions", &[("x-request-id", "turn-1")], streaming.to_string().into()).await;
+    let answer = client
+        .send(
+            "POST",
+            "/v1/completions",
+            &[("x-request-id", "turn-1")],
+            streaming.to_string().into(),
+        )
+        .await;
     assert_eq!(answer.headers["content-type"], "text/event-stream; charset=utf-8");
     assert_eq!(answer.headers["x-request-id"], "turn-1");
     let events = answer.events();
     assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
-    let chunks: Vec<Value> = events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    let chunks: Vec<Value> = events[..events.len() - 1]
+        .iter()
+        .map(|event| serde_json::from_str(event).unwrap())
+        .collect();
     assert_eq!(chunks[0]["id"], "cmpl-turn-1");
-    assert_eq!(chunks[0]["choices"][0]["prompt_token_ids"], json!([72, 101, 108, 108, 111]));
-    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
-    let ids: Vec<u32> = chunks.iter().filter(|chunk| chunk["choices"][0].is_object()).flat_map(token_ids).collect();
+    assert_eq!(
+        chunks[0]["choices"][0]["prompt_token_ids"],
+        json!([72, 101, 108, 108, 111])
+    );
+    let text: String = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["text"].as_str())
+        .collect();
+    let ids: Vec<u32> = chunks
+        .iter()
+        .filter(|chunk| chunk["choices"][0].is_object())
+        .flat_map(token_ids)
+        .collect();
     assert_eq!(text, whole["choices"][0]["text"]);
     assert_eq!(ids, token_ids(&whole));
     let usage = &chunks.last().unwrap()["usage"];
     assert_eq!(usage["prompt_tokens"], whole["usage"]["prompt_tokens"]);
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
-    assert_eq!(chunks[chunks.len() - 2]["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"]);
+    assert_eq!(
+        chunks[chunks.len() - 2]["choices"][0]["finish_reason"],
+        whole["choices"][0]["finish_reason"]
+    );
     worker.shutdown().await;
 }
 
@@ -43,7 +66,9 @@ async fn a_conversation_streams_and_finds_its_prefix_again() {
     for turn in 0..3 {
         let body = json!({"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
         let answer = client.post("/v1/chat/completions", &body).await.json();
-        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap();
         assert_eq!(cached > 0, turn > 0, "turn {turn}: {answer}");
         assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
         messages.push(answer["choices"][0]["message"].clone());
@@ -67,8 +92,14 @@ async fn outputs_end_where_their_rules_say() {
         body
     };
     let free = client.complete(&body(json!({}))).await.json();
-    let (ids, text) = (token_ids(&free), free["choices"][0]["text"].as_str().unwrap().to_owned());
-    assert_eq!((ids.len(), free["choices"][0]["finish_reason"].as_str()), (24, Some("length")));
+    let (ids, text) = (
+        token_ids(&free),
+        free["choices"][0]["text"].as_str().unwrap().to_owned(),
+    );
+    assert_eq!(
+        (ids.len(), free["choices"][0]["finish_reason"].as_str()),
+        (24, Some("length"))
+    );
     // A run of the output's own text that spans several tokens, and a token that occurs first at its place.
     let characters: Vec<(usize, char)> = text.char_indices().collect();
     let stop: String = characters[10..13].iter().map(|(_, character)| character).collect();
@@ -77,13 +108,22 @@ async fn outputs_end_where_their_rules_say() {
     assert_eq!(stopped["choices"][0]["text"], before);
     assert_eq!(stopped["choices"][0]["stop_reason"], stop);
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
-    let included = client.complete(&body(json!({"stop": [stop], "include_stop_str_in_output": true}))).await.json();
+    let included = client
+        .complete(&body(json!({"stop": [stop], "include_stop_str_in_output": true})))
+        .await
+        .json();
     assert_eq!(included["choices"][0]["text"], format!("{before}{stop}"));
     let place = (1..24).find(|place| !ids[..*place].contains(&ids[*place])).unwrap();
-    let by_token = client.complete(&body(json!({"stop_token_ids": [ids[place]]}))).await.json();
+    let by_token = client
+        .complete(&body(json!({"stop_token_ids": [ids[place]]})))
+        .await
+        .json();
     assert_eq!(token_ids(&by_token), ids[..=place]);
     assert_eq!(by_token["choices"][0]["stop_reason"], ids[place]);
-    let longer = client.complete(&body(json!({"stop_token_ids": [ids[place]], "min_tokens": 24}))).await.json();
+    let longer = client
+        .complete(&body(json!({"stop_token_ids": [ids[place]], "min_tokens": 24})))
+        .await
+        .json();
     assert_eq!(token_ids(&longer), ids);
     worker.shutdown().await;
 }
@@ -91,18 +131,18 @@ async fn outputs_end_where_their_rules_say() {
 /// Path, body, and what the error must be: status, `param`, `code`.
 type Wrong = (&'static str, String, u16, Option<&'static str>, Option<&'static str>);
 
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
 fn wrong_requests() -> Vec<Wrong> {
-    const COMPLETIONS: &str = "/v1/completions";
-    const CHAT: &str = "/v1/chat/completions";
+    [wrong_bodies(), wrong_members(), wrong_params()].concat()
+}
+
+#[rustfmt::skip]
+fn wrong_bodies() -> Vec<Wrong> {
     let text = |value: Value| value.to_string();
-    let plain = |name: &str, value: Value| {
-        let mut body = json!({"prompt": "a", "max_tokens": 2});
-        body[name] = value;
-        body.to_string()
-    };
-    let kv = |params: Value| greedy(&prompt(1, 20), 2, params).to_string();
-    let params = Some("kv_transfer_params");
-    let invalid_params = Some("kv_transfer_params_invalid");
+    let image = json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]});
+    let long = json!({"prompt": prompt(1, 1100)});
     vec![
         (COMPLETIONS, "{".to_owned(), 400, None, None),
         (COMPLETIONS, "[]".to_owned(), 400, None, None),
@@ -111,29 +151,11 @@ fn wrong_requests() -> Vec<Wrong> {
         (COMPLETIONS, text(json!({"prompt": ""})), 400, Some("prompt"), None),
         (COMPLETIONS, text(json!({"prompt": [1, 2, 300]})), 400, Some("prompt"), None),
         (COMPLETIONS, text(json!({"prompt": [-1]})), 400, Some("prompt"), None),
-        (COMPLETIONS, plain("model", json!("other")), 404, Some("model"), Some("model_not_found")),
-        (COMPLETIONS, plain("max_tokens", json!(-1)), 400, Some("max_tokens"), None),
-        (COMPLETIONS, plain("max_tokens", json!(0)), 400, Some("max_tokens"), None),
-        (COMPLETIONS, plain("max_tokens", json!("many")), 400, Some("max_tokens"), None),
-        (COMPLETIONS, plain("max_tokens", json!(100_000)), 400, None, Some("context_length_exceeded")),
-        (COMPLETIONS, text(json!({"prompt": prompt(1, 5000)})), 400, None, Some("context_length_exceeded")),
-        (COMPLETIONS, plain("temperature", json!(-1)), 400, Some("temperature"), None),
-        (COMPLETIONS, plain("top_p", json!(0)), 400, Some("top_p"), None),
-        (COMPLETIONS, plain("n", json!(2)), 400, Some("n"), None),
-        (COMPLETIONS, plain("stop", json!([""])), 400, Some("stop"), None),
-        (COMPLETIONS, plain("echo", json!(true)), 400, Some("echo"), None),
-        (COMPLETIONS, plain("logprobs", json!(1)), 400, Some("logprobs"), None),
-        (COMPLETIONS, plain("presence_penalty", json!(0.5)), 400, Some("presence_penalty"), None),
-        (COMPLETIONS, plain("logit_bias", json!({"5": 1})), 400, Some("logit_bias"), None),
-        (COMPLETIONS, plain("stop_token_ids", json!(["a"])), 400, Some("stop_token_ids"), None),
-        (COMPLETIONS, kv(json!("x")), 400, params, None),
-        (COMPLETIONS, kv(json!({"do_remote_prefill": true})), 400, params, invalid_params),
-        (COMPLETIONS, kv(json!({"do_remote_prefill": true, "do_remote_decode": true})), 400, params, invalid_params),
-        (COMPLETIONS, kv(json!({"do_remote_prefill": true, "remote_num_tokens": 20})), 400, params, invalid_params),
+        (COMPLETIONS, text(long), 400, None, Some("context_length_exceeded")),
         (CHAT, text(json!({"messages": []})), 400, Some("messages"), None),
         (CHAT, text(json!({"model": "tiny"})), 400, Some("messages"), None),
         (CHAT, text(json!({"messages": [{"content": "a"}]})), 400, Some("messages[0]"), None),
-        (CHAT, text(json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})), 400, Some("messages"), None),
+        (CHAT, text(image), 400, Some("messages"), None),
         (CHAT, text(json!({"messages": "a"})), 400, Some("messages"), None),
         ("/tokenize", text(json!({})), 400, Some("prompt"), None),
         ("/tokenize", text(json!({"prompt": "a", "model": "other"})), 404, Some("model"), Some("model_not_found")),
@@ -142,6 +164,53 @@ fn wrong_requests() -> Vec<Wrong> {
         ("/v1/nothing", text(json!({})), 404, None, None),
         ("/health", text(json!({})), 405, None, None),
     ]
+}
+
+fn wrong_members() -> Vec<Wrong> {
+    let members = [
+        ("max_tokens", json!(-1)),
+        ("max_tokens", json!(0)),
+        ("max_tokens", json!("many")),
+        ("temperature", json!(-1)),
+        ("top_p", json!(0)),
+        ("n", json!(2)),
+        ("stop", json!([""])),
+        ("echo", json!(true)),
+        ("logprobs", json!(1)),
+        ("presence_penalty", json!(0.5)),
+        ("top_k", json!(5)),
+        ("best_of", json!(2)),
+        ("response_format", json!({"type": "json_object"})),
+        ("logit_bias", json!({"5": 1})),
+        ("stop_token_ids", json!(["a"])),
+    ];
+    let with = |name: &str, value: &Value| {
+        let mut body = json!({"prompt": "a", "max_tokens": 2});
+        body[name] = value.clone();
+        body.to_string()
+    };
+    let too_many = with("max_tokens", &json!(100_000));
+    let other = with("model", &json!("other"));
+    let mut wrong = vec![
+        (COMPLETIONS, too_many, 400, None, Some("context_length_exceeded")),
+        (COMPLETIONS, other, 404, Some("model"), Some("model_not_found")),
+    ];
+    wrong.extend(members.map(|(name, value)| (COMPLETIONS, with(name, &value), 400, Some(name), None)));
+    wrong
+}
+
+fn wrong_params() -> Vec<Wrong> {
+    let params = [
+        json!({"do_remote_prefill": true}),
+        json!({"do_remote_prefill": true, "do_remote_decode": true}),
+        json!({"do_remote_prefill": true, "remote_num_tokens": 20}),
+    ];
+    let with = |params: Value| greedy(&prompt(1, 20), 2, params).to_string();
+    let name = Some("kv_transfer_params");
+    let mut wrong = vec![(COMPLETIONS, with(json!("x")), 400, name, None)];
+    let code = Some("kv_transfer_params_invalid");
+    wrong.extend(params.map(|params| (COMPLETIONS, with(params), 400, name, code)));
+    wrong
 }
 
 #[tokio::test]
@@ -155,8 +224,18 @@ async fn a_wrong_request_is_told_what_is_wrong() {
         assert_eq!(found, (status, param, code), "{path} {body}: {error}");
     }
     let long = "x".repeat(129);
-    let answer = client.send("POST", "/v1/completions", &[("x-request-id", &long)], r#"{"prompt":"a"}"#.into()).await;
-    assert_eq!((answer.status.as_u16(), answer.error()["param"].as_str()), (400, Some("x-request-id")));
+    let answer = client
+        .send(
+            "POST",
+            "/v1/completions",
+            &[("x-request-id", &long)],
+            r#"{"prompt":"a"}"#.into(),
+        )
+        .await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.error()["param"].as_str()),
+        (400, Some("x-request-id"))
+    );
     client.until_idle().await;
     worker.shutdown().await;
 }
@@ -164,19 +243,32 @@ async fn a_wrong_request_is_told_what_is_wrong() {
 #[tokio::test]
 async fn a_thousand_bad_requests_leave_nothing_behind() {
     let config = tiny("w0", 64);
-    let limits = Limits { max_body_bytes: 4096, ..config.limits.clone() };
+    let limits = Limits {
+        max_body_bytes: 8192,
+        ..config.limits.clone()
+    };
     let worker = start(WorkerConfig { limits, ..config }).await;
     let client = Client::of(&worker);
     let mut wrong = wrong_requests();
-    wrong.retain(|request| request.1.len() <= 4096);
-    wrong.push(("/v1/completions", json!({"prompt": "a".repeat(5000)}).to_string(), 413, None, None));
+    wrong.retain(|request| request.1.len() <= 8192);
+    wrong.push((
+        "/v1/completions",
+        json!({"prompt": "a".repeat(9000)}).to_string(),
+        413,
+        None,
+        None,
+    ));
     for (path, body, status, ..) in wrong.iter().cycle().take(1000) {
         let answer = client.send("POST", path, &[], body.clone().into()).await;
         assert_eq!(answer.status.as_u16(), *status, "{path} {body}");
         answer.error();
     }
     let load = worker.status().load;
-    let untouched = Snapshot { blocks_total: 64, blocks_free: 64, ..Snapshot::default() };
+    let untouched = Snapshot {
+        blocks_total: 64,
+        blocks_free: 64,
+        ..Snapshot::default()
+    };
     assert_eq!(load, untouched, "nothing reached the engine");
     client.until_idle().await;
     worker.shutdown().await;
@@ -192,7 +284,9 @@ async fn a_client_that_hangs_up_frees_everything() {
         body
     };
     // In the middle of a stream.
-    let response = client.open("POST", "/v1/completions", &[], long(true).to_string().into()).await;
+    let response = client
+        .open("POST", "/v1/completions", &[], long(true).to_string().into())
+        .await;
     let mut stream = response.into_body();
     stream.frame().await.expect("the stream begins").expect("well");
     drop(stream);
@@ -215,7 +309,11 @@ async fn a_client_that_hangs_up_frees_everything() {
 #[tokio::test]
 async fn a_full_queue_says_so_at_once() {
     let config = tiny("w0", 256);
-    let limits = Limits { max_running: 1, max_waiting: 1, ..config.limits.clone() };
+    let limits = Limits {
+        max_running: 1,
+        max_waiting: 1,
+        ..config.limits.clone()
+    };
     let worker = start(WorkerConfig { limits, ..config }).await;
     let client = Client::of(&worker);
     let body = |number| greedy(&prompt(number, 50), 3000, Value::Null);
@@ -230,7 +328,10 @@ async fn a_full_queue_says_so_at_once() {
     let probe = client.until("a waiting request", |probe| probe.load.waiting == 1).await;
     assert!(!probe.admit && probe.recommended_pause_ms > 0, "{probe:?}");
     let answer = client.complete(&body(3)).await;
-    assert_eq!((answer.status.as_u16(), answer.error()["code"].as_str()), (429, Some("queue_full")));
+    assert_eq!(
+        (answer.status.as_u16(), answer.error()["code"].as_str()),
+        (429, Some("queue_full"))
+    );
     assert_eq!(answer.headers["retry-after"], "1");
     first.abort();
     second.abort();
@@ -246,12 +347,27 @@ async fn small_endpoints() {
     assert_eq!(client.get("/v1/models").await.json()["data"][0]["id"], "tiny");
     let info = client.get("/homing/info").await.json();
     assert_eq!(info["endpoints"], serde_json::to_value(worker.endpoints()).unwrap());
-    assert_eq!((info["name"].as_str(), info["role"].as_str()), (Some("d0"), Some("both")));
-    assert_eq!((info["block_size"].as_u64(), info["kv_tokens"].as_u64()), (Some(16), Some(1024)));
+    assert_eq!(
+        (info["name"].as_str(), info["role"].as_str()),
+        (Some("d0"), Some("both"))
+    );
+    assert_eq!(
+        (info["block_size"].as_u64(), info["kv_tokens"].as_u64()),
+        (Some(16), Some(1024))
+    );
     let tokens = client.post("/tokenize", &json!({"prompt": "aé"})).await.json();
     assert_eq!(tokens["tokens"], json!([97, 195, 169]));
-    assert_eq!(client.post("/detokenize", &json!({"tokens": [97, 195, 169]})).await.json()["prompt"], "aé");
-    let chat = client.post("/tokenize", &json!({"messages": [{"role": "user", "content": "a"}]})).await.json();
+    assert_eq!(
+        client
+            .post("/detokenize", &json!({"tokens": [97, 195, 169]}))
+            .await
+            .json()["prompt"],
+        "aé"
+    );
+    let chat = client
+        .post("/tokenize", &json!({"messages": [{"role": "user", "content": "a"}]}))
+        .await
+        .json();
     assert!(chat["count"].as_u64().unwrap() > 10, "{chat}");
     client.greedy(&prompt(1, 40), 4, Value::Null).await;
     client.greedy(&prompt(1, 40), 4, Value::Null).await;
@@ -272,12 +388,18 @@ async fn a_worker_that_stops_tells_its_clients() {
     let client = Client::of(&worker);
     let mut body = greedy(&prompt(1, 100), 100_000, Value::Null);
     body["stream"] = json!(true);
-    let response = client.open("POST", "/v1/completions", &[], body.to_string().into()).await;
+    let response = client
+        .open("POST", "/v1/completions", &[], body.to_string().into())
+        .await;
     let mut stream = response.into_body();
     stream.frame().await.expect("the stream begins").expect("well");
     let (rest, ()) = tokio::join!(stream.collect(), worker.shutdown());
     let rest = String::from_utf8(rest.expect("the stream ends well").to_bytes().to_vec()).unwrap();
-    assert!(rest.contains(r#""type":"service_unavailable_error""#), "{}", &rest[rest.len().saturating_sub(400)..]);
+    assert!(
+        rest.contains(r#""type":"service_unavailable_error""#),
+        "{}",
+        &rest[rest.len().saturating_sub(400)..]
+    );
 }
 
 #[tokio::test]
@@ -286,18 +408,40 @@ async fn a_port_in_use_is_an_error() {
     let taken = worker.endpoints();
     let free = Listen::default();
     let listens = [
-        Listen { http: taken.http, ..free },
-        Listen { kv_transfer: taken.kv_transfer, ..free },
-        Listen { kv_events: taken.kv_events, ..free },
-        Listen { kv_replay: taken.kv_replay, ..free },
+        Listen {
+            http: taken.http,
+            ..free
+        },
+        Listen {
+            kv_transfer: taken.kv_transfer,
+            ..free
+        },
+        Listen {
+            kv_events: taken.kv_events,
+            ..free
+        },
+        Listen {
+            kv_replay: taken.kv_replay,
+            ..free
+        },
     ];
     for listen in listens {
-        let error = Worker::start(WorkerConfig { listen, ..tiny("w1", 16) }).await.err().expect("the port is taken");
+        let error = Worker::start(WorkerConfig {
+            listen,
+            ..tiny("w1", 16)
+        })
+        .await
+        .err()
+        .expect("the port is taken");
         assert!(matches!(error, StartError::Listen { .. }), "{error}");
         assert!(error.to_string().contains("cannot listen on"), "{error}");
     }
     for (blocks, block_size) in [(0, 16), (16, 0)] {
-        let config = WorkerConfig { block_size, kv_tokens: Some(blocks * 16), ..tiny("w1", 16) };
+        let config = WorkerConfig {
+            block_size,
+            kv_tokens: Some(blocks * 16),
+            ..tiny("w1", 16)
+        };
         let error = Worker::start(config).await.err().expect("the setting makes no sense");
         assert!(matches!(error, StartError::Setting { .. }), "{error}");
     }

@@ -11,25 +11,37 @@ use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _, SubSoc
 
 async fn subscribe(worker: &Worker) -> SubSocket {
     let mut socket = SubSocket::new();
-    socket.connect(&format!("tcp://{}", worker.endpoints().kv_events)).await.unwrap();
+    socket
+        .connect(&format!("tcp://{}", worker.endpoints().kv_events))
+        .await
+        .unwrap();
     socket.subscribe(&worker.info().kv_events_topic).await.unwrap();
     socket
 }
 
 async fn heard(socket: &mut SubSocket) -> (u64, EventBatch) {
-    let message = tokio::time::timeout(PATIENCE, socket.recv()).await.expect("events come").unwrap();
+    let message = tokio::time::timeout(PATIENCE, socket.recv())
+        .await
+        .expect("events come")
+        .unwrap();
     let frame = Frame::decode(&message.into_vec()).unwrap();
     (frame.sequence, EventBatch::decode(&frame.payload).unwrap())
 }
 
 async fn replay(worker: &Worker, start: u64) -> Vec<Frame> {
     let mut socket = DealerSocket::new();
-    socket.connect(&format!("tcp://{}", worker.endpoints().kv_replay)).await.unwrap();
+    socket
+        .connect(&format!("tcp://{}", worker.endpoints().kv_replay))
+        .await
+        .unwrap();
     let request = ZmqMessage::try_from(Replay::encode_request(start).to_vec()).unwrap();
     socket.send(request).await.unwrap();
     let mut frames = Vec::new();
     loop {
-        let message = tokio::time::timeout(PATIENCE, socket.recv()).await.expect("the replay ends").unwrap();
+        let message = tokio::time::timeout(PATIENCE, socket.recv())
+            .await
+            .expect("the replay ends")
+            .unwrap();
         match Replay::decode(&message.into_vec()).unwrap() {
             Replay::Batch(frame) => frames.push(frame),
             Replay::End => return frames,
@@ -52,7 +64,10 @@ impl Listener {
                     assert_eq!((stored.block_size, stored.medium.as_deref()), (16, Some("GPU")));
                     assert_eq!(stored.token_ids.len(), 16 * stored.block_hashes.len());
                     let parent = stored.parent_block_hash;
-                    assert!(parent.is_none_or(|parent| self.cached.contains(&parent)), "a parent comes first");
+                    assert!(
+                        parent.is_none_or(|parent| self.cached.contains(&parent)),
+                        "a parent comes first"
+                    );
                     self.cached.extend(&stored.block_hashes);
                 }
                 CacheEvent::Removed(removed) => removed.block_hashes.iter().for_each(|hash| {
@@ -78,12 +93,23 @@ async fn events_and_their_replay_tell_what_is_cached() {
     }
     // Nobody listened until now: the replay tells.
     let missed = replay(&worker, 0).await;
-    assert!(missed.iter().map(|frame| frame.sequence).eq(0..missed.len() as u64), "no gaps, from 0");
+    assert!(
+        missed.iter().map(|frame| frame.sequence).eq(0..missed.len() as u64),
+        "no gaps, from 0"
+    );
     let mut listener = Listener::default();
-    missed.iter().for_each(|frame| listener.take(&EventBatch::decode(&frame.payload).unwrap()));
+    missed
+        .iter()
+        .for_each(|frame| listener.take(&EventBatch::decode(&frame.payload).unwrap()));
     let last = wire(&prompt(3, 100));
-    assert!(last.iter().all(|hash| listener.cached.contains(hash)), "the newest is cached");
-    assert!(!wire(&prompt(0, 100)).iter().all(|hash| listener.cached.contains(hash)), "the oldest gave way");
+    assert!(
+        last.iter().all(|hash| listener.cached.contains(hash)),
+        "the newest is cached"
+    );
+    assert!(
+        !wire(&prompt(0, 100)).iter().all(|hash| listener.cached.contains(hash)),
+        "the oldest gave way"
+    );
     assert!(listener.cached.len() <= 16);
     let part = replay(&worker, 3).await;
     assert_eq!(part, missed[3..]);
@@ -100,9 +126,12 @@ async fn events_and_their_replay_tell_what_is_cached() {
     };
     let known = replay(&worker, 0).await;
     let mut listener = Listener::default();
-    known.iter().take_while(|frame| frame.sequence < first.0).for_each(|frame| {
-        listener.take(&EventBatch::decode(&frame.payload).unwrap());
-    });
+    known
+        .iter()
+        .take_while(|frame| frame.sequence < first.0)
+        .for_each(|frame| {
+            listener.take(&EventBatch::decode(&frame.payload).unwrap());
+        });
     listener.take(&first.1);
     client.greedy(&prompt(10, 100), 1, Value::Null).await;
     let mut sequence = first.0;
@@ -125,7 +154,13 @@ async fn pulled_blocks_are_announced_by_the_puller() {
     for frame in replay(&d, 0).await {
         listener.take(&EventBatch::decode(&frame.payload).unwrap());
     }
-    assert!(listener.cached.iter().copied().eq(wire(&own).into_iter().collect::<BTreeSet<u64>>()));
+    assert!(
+        listener
+            .cached
+            .iter()
+            .copied()
+            .eq(wire(&own).into_iter().collect::<BTreeSet<u64>>())
+    );
     p.shutdown().await;
     d.shutdown().await;
 }
@@ -135,8 +170,15 @@ async fn a_garbled_replay_request_is_passed_over() {
     let worker = start(tiny("d0", 16)).await;
     Client::of(&worker).greedy(&prompt(1, 40), 1, Value::Null).await;
     let mut socket = DealerSocket::new();
-    socket.connect(&format!("tcp://{}", worker.endpoints().kv_replay)).await.unwrap();
-    for garbled in [vec![Bytes::from_static(b"x")], vec![Bytes::new(), Bytes::from_static(b"123")], vec![Bytes::new(); 3]] {
+    socket
+        .connect(&format!("tcp://{}", worker.endpoints().kv_replay))
+        .await
+        .unwrap();
+    for garbled in [
+        vec![Bytes::from_static(b"x")],
+        vec![Bytes::new(), Bytes::from_static(b"123")],
+        vec![Bytes::new(); 3],
+    ] {
         socket.send(ZmqMessage::try_from(garbled).unwrap()).await.unwrap();
     }
     assert_eq!(replay(&worker, 0).await.len(), 1);

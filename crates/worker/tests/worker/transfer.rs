@@ -20,7 +20,11 @@ struct Trio {
 
 impl Trio {
     async fn new(config: fn(&str) -> WorkerConfig) -> Self {
-        let workers = [start(config("p")).await, start(config("d1")).await, start(config("d2")).await];
+        let workers = [
+            start(config("p")).await,
+            start(config("d1")).await,
+            start(config("d2")).await,
+        ];
         let [p, d1, d2] = [&workers[0], &workers[1], &workers[2]].map(Client::of);
         Self { workers, p, d1, d2 }
     }
@@ -37,7 +41,9 @@ impl Trio {
 }
 
 fn cached(answer: &Value) -> u64 {
-    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("always there")
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .expect("always there")
 }
 
 async fn every_path(config: fn(&str) -> WorkerConfig) {
@@ -52,7 +58,11 @@ async fn every_path(config: fn(&str) -> WorkerConfig) {
     assert_eq!(token_ids(&exported), token_ids(&single)[..1]);
     assert_eq!(decoded["kv_transfer_params"], Value::Null);
     let metrics = d1.metrics().await;
-    assert_eq!(metrics.sum(names::EXTERNAL_PREFIX_CACHE_HITS), Some(149.0), "the last token is computed where it is used");
+    assert_eq!(
+        metrics.sum(names::EXTERNAL_PREFIX_CACHE_HITS),
+        Some(149.0),
+        "the last token is computed where it is used"
+    );
     assert_eq!(metrics.sum(names::EXTERNAL_PREFIX_CACHE_QUERIES), Some(150.0));
     // The next turn: D1 holds the beginning and pulls the rest.
     let second = [first.clone(), token_ids(&decoded), prompt(2, 60)].concat();
@@ -60,12 +70,18 @@ async fn every_path(config: fn(&str) -> WorkerConfig) {
     assert_eq!(cached(&exported), 144);
     let decoded = d1.greedy(&second, 10, exported["kv_transfer_params"].clone()).await;
     assert_eq!(cached(&decoded), 144);
-    assert_eq!(token_ids(&decoded), token_ids(&d2.greedy(&second, 10, Value::Null).await));
+    assert_eq!(
+        token_ids(&decoded),
+        token_ids(&d2.greedy(&second, 10, Value::Null).await)
+    );
     // Append: nothing is transferred.
     let third = [second, token_ids(&decoded), prompt(3, 20)].concat();
     let appended = d1.greedy(&third, 10, Value::Null).await;
     assert!(cached(&appended) > 210, "{appended}");
-    assert_eq!(token_ids(&appended), token_ids(&d2.greedy(&third, 10, Value::Null).await));
+    assert_eq!(
+        token_ids(&appended),
+        token_ids(&d2.greedy(&third, 10, Value::Null).await)
+    );
     // Migrate: P has the third turn from D1, for once.
     let exported = d1.export(&third).await;
     let migrated = p.greedy(&third, 10, exported["kv_transfer_params"].clone()).await;
@@ -91,15 +107,15 @@ async fn every_path_gives_the_same_tokens_with_a_step_model() {
 async fn a_conversation_is_handed_over() {
     let trio = Trio::new(|name| tiny(name, 128)).await;
     let messages = json!([{"role": "user", "content": "A first question that is longer than two blocks of tokens."}]);
-    let body = |tokens: u32, params: Value| {
-        json!({"messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "kv_transfer_params": params})
-    };
+    let body = |tokens: u32, params: Value| json!({"messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "kv_transfer_params": params});
     let ask = |client: &Client, body: Value| {
         let client = client.clone();
         async move { client.post("/v1/chat/completions", &body).await }
     };
     let exported = ask(&trio.p, body(1, json!({"do_remote_decode": true}))).await.json();
-    let decoded = ask(&trio.d1, body(12, exported["kv_transfer_params"].clone())).await.json();
+    let decoded = ask(&trio.d1, body(12, exported["kv_transfer_params"].clone()))
+        .await
+        .json();
     let single = ask(&trio.d2, body(12, Value::Null)).await.json();
     assert_eq!(decoded["choices"][0]["message"], single["choices"][0]["message"]);
     let mut streaming = body(1, json!({"do_remote_decode": true}));
@@ -110,8 +126,15 @@ async fn a_conversation_is_handed_over() {
 
 fn transfer_failed(answer: &Answer, why: &str) {
     let error = answer.error();
-    assert_eq!((answer.status.as_u16(), error["code"].as_str()), (500, Some("kv_transfer_failed")), "{error}");
-    assert!(error["message"].as_str().unwrap().contains(why), "{error}, expected `{why}`");
+    assert_eq!(
+        (answer.status.as_u16(), error["code"].as_str()),
+        (500, Some("kv_transfer_failed")),
+        "{error}"
+    );
+    assert!(
+        error["message"].as_str().unwrap().contains(why),
+        "{error}, expected `{why}`"
+    );
 }
 
 #[tokio::test]
@@ -171,8 +194,16 @@ async fn a_source_that_was_restarted_is_another() {
     p.shutdown().await;
     let client = Client::of(&d);
     transfer_failed(&client.complete(&greedy(&own, 4, params.clone())).await, "unreachable");
-    let listen = Listen { kv_transfer, ..Listen::default() };
-    let p = start(WorkerConfig { listen, boot_epoch: Some(BootEpoch(7)), ..tiny("p", 128) }).await;
+    let listen = Listen {
+        kv_transfer,
+        ..Listen::default()
+    };
+    let p = start(WorkerConfig {
+        listen,
+        boot_epoch: Some(BootEpoch(7)),
+        ..tiny("p", 128)
+    })
+    .await;
     // The new life has an export under the same number.
     let again = Client::of(&p).export(&own).await["kv_transfer_params"].clone();
     transfer_failed(&client.complete(&greedy(&own, 4, params)).await, "unknown");
@@ -186,7 +217,10 @@ async fn a_source_that_was_restarted_is_another() {
 #[tokio::test]
 async fn an_export_that_nobody_pulls_is_released() {
     let config = tiny("p", 128);
-    let limits = Limits { export_lease: Duration::from_millis(50), ..config.limits.clone() };
+    let limits = Limits {
+        export_lease: Duration::from_millis(50),
+        ..config.limits.clone()
+    };
     let p = start(WorkerConfig { limits, ..config }).await;
     let d = start(tiny("d", 128)).await;
     let own = prompt(1, 100);
@@ -295,9 +329,17 @@ async fn a_flipped_byte_is_refused_wherever_it_is() {
         transfer_failed(&answer, "");
         passing.await.expect("the proxy ends with its connections");
         d1.until_idle().await;
-        assert_eq!(p.probe().await.load.exporting, 1, "P holds what was not acknowledged: {harm:?}");
+        assert_eq!(
+            p.probe().await.load.exporting,
+            1,
+            "P holds what was not acknowledged: {harm:?}"
+        );
     }
-    assert_eq!(token_ids(&d1.greedy(&own, 4, params).await), expected, "the same offer, unharmed");
+    assert_eq!(
+        token_ids(&d1.greedy(&own, 4, params).await),
+        expected,
+        "the same offer, unharmed"
+    );
     trio.end().await;
 }
 
@@ -316,7 +358,10 @@ async fn a_client_that_hangs_up_during_a_pull_frees_both_sides() {
     d1.until("a pull", |probe| probe.load.importing == 1).await;
     asking.abort();
     d1.until_idle().await;
-    tokio::time::timeout(PATIENCE, passing).await.expect("the pull's connection is closed").unwrap();
+    tokio::time::timeout(PATIENCE, passing)
+        .await
+        .expect("the pull's connection is closed")
+        .unwrap();
     // The word that nothing will be pulled goes to the address in the params, and nobody listens there any more; P keeps
     // the export until its lease ends, and a release over the right address ends it now.
     assert_eq!(p.probe().await.load.exporting, 1);
@@ -328,7 +373,10 @@ async fn a_client_that_hangs_up_during_a_pull_frees_both_sides() {
 async fn a_request_that_is_given_up_before_its_pull_releases_the_source() {
     let p = start(tiny("p", 128)).await;
     let config = tiny("d", 128);
-    let limits = Limits { max_running: 1, ..config.limits.clone() };
+    let limits = Limits {
+        max_running: 1,
+        ..config.limits.clone()
+    };
     let d = start(WorkerConfig { limits, ..config }).await;
     let (client, own) = (Client::of(&d), prompt(1, 100));
     let params = Client::of(&p).export(&own).await["kv_transfer_params"].clone();
