@@ -79,8 +79,10 @@ pub(crate) struct Ledger {
 /// Why a worker does not take a leg now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Denied {
-    /// It is suspect or dead.
-    Down,
+    /// It is dead.
+    Dead,
+    /// It is suspect: it may be back soon, or be dead.
+    Suspect,
     /// It failed this request before.
     Avoided,
     /// Prompt and output do not fit its context or its pool, ever.
@@ -108,7 +110,8 @@ impl Denied {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Down => "not alive",
+            Self::Dead => "taken for dead",
+            Self::Suspect => "not reached, its probes will tell",
             Self::Avoided => "failed this request before",
             Self::TooLong => "prompt and output do not fit",
             Self::Unable => "its role or engine does not allow it",
@@ -122,10 +125,19 @@ impl Denied {
         }
     }
 
-    /// Whether waiting for what is in flight to end does not help.
+    /// Whether it denies because of what is in flight, so that the longest patience is rewarded.
+    #[must_use]
+    pub const fn is_room(self) -> bool {
+        matches!(
+            self,
+            Self::Requests | Self::PoolFull | Self::Seeds | Self::AppendTokens | Self::PrefillTokens
+        )
+    }
+
+    /// Whether no patience helps.
     #[must_use]
     pub const fn is_lasting(self) -> bool {
-        matches!(self, Self::Down | Self::Avoided | Self::TooLong | Self::Unable)
+        matches!(self, Self::Dead | Self::Avoided | Self::TooLong | Self::Unable)
     }
 }
 

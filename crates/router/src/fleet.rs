@@ -107,12 +107,10 @@ impl Fleet {
         self.workers.remove(&id).is_some()
     }
 
-    /// The longest prompt and output that any worker of the fleet that decodes takes, in tokens.
-    pub(crate) fn longest_context(&self) -> Option<u32> {
-        self.iter()
-            .filter(|worker| worker.info.role.decodes())
-            .map(Worker::context_limit)
-            .max()
+    /// The longest prompt and output that one of these workers takes and decodes, in tokens.
+    pub(crate) fn longest_context(&self, of: impl Fn(&Worker) -> bool) -> Option<u32> {
+        let decoders = self.iter().filter(|worker| worker.info.role.decodes() && of(worker));
+        decoders.map(Worker::context_limit).max()
     }
 }
 

@@ -16,6 +16,7 @@ mod feed;
 mod fleet;
 mod handoff;
 mod links;
+mod queue;
 mod residency;
 mod router;
 mod sessions;

@@ -7,8 +7,8 @@
 //! - `survey`: the board that a policy sees
 //! - `views`: what operators see
 //!
-//! Nothing is decided inside a callback: whatever frees something sets a flag, and the queue is looked at once, at the
-//! end of the event.
+//! Nothing is decided inside a callback: whatever frees something notes it in the queue, and the queue is looked at once, at
+//! the end of the event.
 
 mod legs;
 mod survey;
@@ -28,6 +28,7 @@ use crate::fleet::Fleet;
 use crate::handoff::{Phase, Request};
 use crate::links::Links;
 use crate::policies::Policy;
+use crate::queue::WaitQueue;
 use crate::residency::Residency;
 use crate::sessions::{SessionLimits, Sessions};
 use crate::timers::Timers;
@@ -53,13 +54,10 @@ pub struct Router {
     ledger: Ledger,
     links: Links,
     requests: BTreeMap<RequestId, Request>,
-    /// Requests that wait, by deadline.
-    queue: BTreeSet<(Instant, RequestId)>,
+    queue: WaitQueue,
     timers: Timers<Timer>,
     actions: VecDeque<Action>,
     history: History,
-    /// Something was freed: waiting requests may fit now.
-    freed: bool,
     /// A running mean of output tokens.
     expected_output_tokens: u32,
 }
@@ -98,11 +96,10 @@ impl Router {
             ledger: Ledger::default(),
             links: Links::default(),
             requests: BTreeMap::new(),
-            queue: BTreeSet::new(),
+            queue: WaitQueue::default(),
             timers: Timers::new(),
             actions: VecDeque::new(),
             history: History::new(limits.explained),
-            freed: false,
             expected_output_tokens: FIRST_EXPECTED_OUTPUT_TOKENS,
             config,
         }
@@ -134,7 +131,7 @@ impl Router {
             }
         }
         self.sessions.expire(self.now, &mut self.residency.index);
-        if std::mem::take(&mut self.freed) {
+        if self.queue.is_freed() {
             self.retry_waiting();
         }
     }
@@ -184,7 +181,11 @@ impl Router {
         );
         let waits = self.requests.values().filter(|request| request.phase == Phase::Waiting);
         let waiting: BTreeSet<_> = waits.map(|request| (request.deadline, request.id)).collect();
-        assert_eq!(self.queue, waiting, "those that wait are in the queue, no others");
+        assert_eq!(
+            self.queue.iter().collect::<BTreeSet<_>>(),
+            waiting,
+            "those that wait are in the queue, no others"
+        );
         let timed = self.timers.keys().filter_map(|timer| match timer {
             Timer::Request(request) => Some(request),
             Timer::Resync(_) => None,
@@ -207,10 +208,11 @@ impl Router {
         );
     }
 
-    /// Announces a worker's state where it has changed.
+    /// Announces a worker's state where it has changed; those that wait may look again then.
     fn announce(&mut self, worker: WorkerId) {
         if let Some(state) = self.fleet.get_mut(worker).and_then(crate::fleet::Worker::announce) {
             self.actions.push_back(Action::WorkerState { worker, state });
+            self.queue.free_all();
         }
     }
 

@@ -96,6 +96,8 @@ pub struct Choice {
     pub plan: Option<Plan>,
     /// What was considered, best first; the router keeps a bounded number of them.
     pub considered: Vec<Considered>,
+    /// Without a plan: the one worker that is waited for; `None` where any will do.
+    pub waits_for: Option<WorkerId>,
     /// Why, in a few words.
     pub reason: String,
 }
@@ -217,6 +219,28 @@ impl Choice {
         Self {
             plan,
             considered,
+            waits_for: None,
+            reason,
+        }
+    }
+
+    /// This plan or none: the turn waits while its worker denies it. What else was considered is for the record.
+    #[must_use]
+    pub fn only(wanted: Considered, mut others: Vec<Considered>, reason: impl Into<String>) -> Self {
+        let decode = wanted.plan.decode;
+        let (plan, waits_for, reason) = match wanted.denied {
+            None => (Some(wanted.plan), None, reason.into()),
+            // With a prefill leg it may be the prefill worker that has no room, and another may have.
+            Some(denied) => {
+                let waits_for = wanted.plan.prefill.is_none().then_some(decode);
+                (None, waits_for, format!("waits for {decode}: {}", denied.as_str()))
+            }
+        };
+        others.insert(0, wanted);
+        Self {
+            plan,
+            considered: others,
+            waits_for,
             reason,
         }
     }

@@ -11,6 +11,7 @@
 
 use super::spec::Parameters;
 use super::{Board, Choice, Considered, Policy, PolicyError, TurnView, WorkerView};
+use crate::admission::Denied;
 
 /// Parameters of the policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,9 +60,10 @@ impl DpCacheAware {
 
     /// The worker with the longest prefix, if that is long enough and the worker not overloaded.
     fn affine<'b>(&self, board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
-        let best = board
+        let able = board
             .decoders()
-            .max_by_key(|worker| (worker.held_tokens(), std::cmp::Reverse(load(worker))))?;
+            .filter(|worker| worker.denies_alone != Some(Denied::Suspect));
+        let best = able.max_by_key(|worker| (worker.held_tokens(), std::cmp::Reverse(load(worker))))?;
         let matched = f64::from(best.held_tokens()) > self.config.cache_threshold * f64::from(turn.prompt_tokens);
         (matched && !is_overloaded(board, best, self.config.abs, self.config.rel)).then_some(best)
     }
@@ -77,7 +79,11 @@ impl Policy for DpCacheAware {
         };
         if let Some(worker) = self.affine(board, turn) {
             // Affinity waits for room, as the model's requests wait in the worker's own queue.
-            return Choice::least(vec![consider(worker, f64::from(load(worker)))], "longest cached prefix");
+            return Choice::only(
+                consider(worker, f64::from(load(worker))),
+                Vec::new(),
+                "longest cached prefix",
+            );
         }
         let mut idle_first: Vec<_> = board.decoders().collect();
         idle_first.sort_by_key(|worker| (load(worker), worker.homed_sessions, worker.id));
@@ -108,7 +114,6 @@ pub(super) fn is_overloaded(board: &Board, worker: &WorkerView, abs: u32, rel: f
 mod tests {
     use super::super::testing::{board, turn};
     use super::*;
-    use crate::admission::Denied;
     use crate::event::Role;
 
     fn check(edit: impl FnOnce(&mut Board), expected: Option<u32>) {
@@ -148,6 +153,7 @@ mod tests {
             }
         };
         check(denied(Denied::PoolFull), None);
-        check(denied(Denied::Down), Some(1));
+        check(denied(Denied::Dead), Some(1));
+        check(denied(Denied::Suspect), Some(1));
     }
 }

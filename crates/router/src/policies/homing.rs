@@ -123,18 +123,12 @@ impl Policy for Homing {
             elsewhere.considered.push(stay);
             return elsewhere;
         }
-        let reason = match (stay.denied, stay.plan.prefill) {
-            (Some(denied), _) => format!("waits for its home: {}", denied.as_str()),
-            (None, None) => format!("at home, {} tokens to append", home.lacks(turn)),
-            (None, Some(_)) => format!("at home, {} tokens are too many to append", home.lacks(turn)),
+        let lacks = home.lacks(turn);
+        let reason = match stay.plan.prefill {
+            None => format!("at home, {lacks} tokens to append"),
+            Some(_) => format!("at home, {lacks} tokens are too many to append"),
         };
-        let plan = stay.denied.is_none().then_some(stay.plan);
-        elsewhere.considered.insert(0, stay);
-        Choice {
-            plan,
-            considered: elsewhere.considered,
-            reason,
-        }
+        Choice::only(stay, elsewhere.considered, reason)
     }
 }
 
@@ -409,7 +403,7 @@ mod tests {
         check(DP, full(Duration::from_millis(1_400)), Some((Path::Local, None, 0)));
         let dead = |board: &mut Board| {
             let turn = later(board, 2, 19_000);
-            board.workers[2].denies_alone = Some(Denied::Down);
+            board.workers[2].denies_alone = Some(Denied::Dead);
             turn
         };
         check(DP, dead, Some((Path::Local, None, 0)));

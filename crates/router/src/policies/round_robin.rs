@@ -94,7 +94,7 @@ mod tests {
             "one that left is not waited for"
         );
         for worker in &mut board.workers {
-            worker.denies_prefill = Some(Denied::Down);
+            worker.denies_prefill = Some(Denied::Dead);
         }
         assert_eq!(
             next(&board),

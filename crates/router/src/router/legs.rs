@@ -158,9 +158,9 @@ impl Router {
 
     fn send_decode(&mut self, id: RequestId) {
         let plan = self.plan(id);
-        if plan.prefill.is_some() {
+        if let Some(prefill) = plan.prefill {
             self.ledger.advance(id, Stage::Pull);
-            self.freed = true;
+            self.queue.free(prefill);
         }
         self.enter(id, Phase::Connecting);
         self.predict(id, plan.decode);
@@ -171,9 +171,10 @@ impl Router {
     fn stream(&mut self, id: RequestId) {
         let plan = self.plan(id);
         self.ledger.advance(id, Stage::Decode);
-        self.freed = true;
+        self.queue.free(plan.decode);
         self.sessions.resident(self.requests[&id].session);
         if let Some(prefill) = plan.prefill {
+            self.queue.free(prefill);
             self.links.worked(prefill, plan.decode);
         }
         self.enter(id, Phase::Streaming);
@@ -242,12 +243,17 @@ impl Router {
                 request.avoid.insert(culprit);
             }
             Reason::Unreachable => {
+                // Others may wait for it to come back; this one has waited enough.
+                request.avoid.insert(culprit);
                 if let Some(worker) = self.fleet.get_mut(culprit) {
                     worker.doubt();
                 }
                 self.announce(culprit);
             }
-            Reason::Lost | Reason::Invalid => {}
+            Reason::Lost => {
+                request.avoid.insert(culprit);
+            }
+            Reason::Invalid => {}
         }
         if let (Reason::Transfer, Some(prefill)) = (failure.reason, plan.prefill) {
             self.links
@@ -275,13 +281,17 @@ impl Router {
         self.release(id);
         self.timers.clear(Timer::Request(id));
         let request = self.requests.remove(&id).expect("only a living request ends");
-        self.queue.remove(&(request.deadline, id));
+        self.queue.remove(request.deadline, id);
         self.sessions.end(self.now, request.session, &mut self.residency.index);
         self.history.ended(self.now, id, outcome);
     }
 
     fn release(&mut self, id: RequestId) {
-        self.freed |= self.ledger.release(id);
+        if self.ledger.release(id) {
+            let plan = self.plan(id);
+            self.queue.free(plan.decode);
+            plan.prefill.into_iter().for_each(|prefill| self.queue.free(prefill));
+        }
     }
 
     fn enter(&mut self, id: RequestId, phase: Phase) {

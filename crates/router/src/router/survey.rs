@@ -1,6 +1,7 @@
 //! The board that a policy sees for one turn: the fleet, the ledger, residency and sessions, brought together.
 
 use super::Router;
+use crate::action::WorkerState;
 use crate::admission::Denied;
 use crate::event::Role;
 use crate::fleet::Worker;
@@ -46,15 +47,24 @@ impl Router {
         )
     }
 
-    /// Where every worker has failed a request, none is avoided any more.
+    /// Where every worker that could serve a request now has failed it, none is avoided any more.
     fn forgive(&mut self, id: RequestId) {
-        let request = self.requests.get_mut(&id).expect("only a living request is planned");
-        let mut decoders = self
+        let request = &self.requests[&id];
+        let needed = self.needed_tokens(request.prompt.tokens, request.max_output_tokens);
+        let able = |worker: &&Worker| {
+            worker.info.role.decodes() && worker.is_alive() && needed <= u64::from(worker.context_limit())
+        };
+        if self
             .fleet
             .iter()
-            .filter(|worker| worker.info.role.decodes() && worker.is_alive());
-        if decoders.all(|worker| request.avoid.contains(&worker.info.id)) {
-            request.avoid.clear();
+            .filter(able)
+            .all(|worker| request.avoid.contains(&worker.info.id))
+        {
+            self.requests
+                .get_mut(&id)
+                .expect("it was looked up above")
+                .avoid
+                .clear();
         }
     }
 
@@ -114,10 +124,11 @@ impl Router {
             worker.is_on_trial() && self.ledger.account(worker.info.id).requests >= self.config.limits.trial_requests
         };
         let needed = self.needed_tokens(request.prompt.tokens, request.max_output_tokens);
-        let checks: [(bool, Denied); 4] = [
-            (!worker.is_alive(), Denied::Down),
+        let checks: [(bool, Denied); 5] = [
+            (worker.state() == WorkerState::Dead, Denied::Dead),
             (request.avoid.contains(&worker.info.id), Denied::Avoided),
             (needed > u64::from(worker.context_limit()), Denied::TooLong),
+            (!worker.is_alive(), Denied::Suspect),
             (self.now < worker.busy_until, Denied::Busy),
         ];
         let denied = checks.into_iter().find_map(|(denies, why)| denies.then_some(why));

@@ -2,13 +2,17 @@
 //! something is freed, and after pauses with jitter, never all at once.
 
 use super::{Router, Timer};
-use crate::action::{Action, Decision, RouteError};
-use crate::admission::Demand;
+use crate::action::{Action, Decision, RouteError, WorkerState};
+use crate::admission::{Demand, Denied};
 use crate::event::Turn;
+use crate::fleet::Worker;
 use crate::handoff::{Phase, Placed, Request, Signal};
 use crate::policies::{Board, Choice, Plan};
 use homing_units::{Duration, Instant, RequestId};
 use std::collections::BTreeSet;
+
+/// So many that wait double their pauses.
+const CROWD: usize = 64;
 
 impl Router {
     pub(super) fn on_turn(&mut self, turn: Turn) {
@@ -51,14 +55,9 @@ impl Router {
 
     /// Why this turn cannot be taken at all.
     fn turns_away(&mut self, turn: &Turn) -> Option<RouteError> {
-        let Some(limit) = self.fleet.longest_context() else {
-            return Some(RouteError::NoWorker);
-        };
-        if self.needed_tokens(turn.prompt.tokens, turn.max_output_tokens) > u64::from(limit) {
-            return Some(RouteError::ContextTooLong { limit });
-        }
-        if !self.may_hope() {
-            return Some(RouteError::NoWorker);
+        let needed = self.needed_tokens(turn.prompt.tokens, turn.max_output_tokens);
+        if let Some(error) = self.hopeless(needed) {
+            return Some(error);
         }
         let limits = &self.config.limits;
         let full = self.requests.len() >= limits.requests || self.queue.len() >= limits.queue;
@@ -67,12 +66,20 @@ impl Router {
         })
     }
 
-    /// Whether any worker that decodes is alive, or may be soon.
-    pub(super) fn may_hope(&self) -> bool {
-        let dead = crate::action::WorkerState::Dead;
-        self.fleet
-            .iter()
-            .any(|worker| worker.info.role.decodes() && worker.state() != dead)
+    /// Why waiting does not help a request that needs so many tokens: no worker could ever hold it, or none that could is
+    /// alive or may be soon.
+    fn hopeless(&self, needed_tokens: u64) -> Option<RouteError> {
+        let dead = |worker: &Worker| worker.state() == WorkerState::Dead;
+        let Some(limit) = self.fleet.longest_context(|_| true) else {
+            return Some(RouteError::NoWorker);
+        };
+        if needed_tokens > u64::from(limit) {
+            return Some(RouteError::ContextTooLong { limit });
+        }
+        let limit = self.fleet.longest_context(|worker| !dead(worker));
+        limit
+            .is_none_or(|limit| needed_tokens > u64::from(limit))
+            .then_some(RouteError::NoWorker)
     }
 
     /// The pool and context that a request needs, as far as it can be told before.
@@ -98,23 +105,15 @@ impl Router {
 
     /// Puts a request that is in phase `Waiting` into the queue, and tries to place it at once where it may overtake.
     pub(super) fn wait(&mut self, id: RequestId) {
-        let deadline = self.requests[&id].deadline;
-        self.queue.insert((deadline, id));
+        let request = &self.requests[&id];
+        self.queue.insert(request.deadline, id, request.not_before);
         self.pause(id);
         self.try_in_turn(id);
     }
 
-    /// Tries the first few that wait, in order.
+    /// Tries the first few of those that what was freed may help, in order.
     pub(super) fn retry_waiting(&mut self) {
-        let ready = self
-            .queue
-            .iter()
-            .filter(|(_, id)| self.requests[id].not_before <= self.now);
-        let first: Vec<_> = ready
-            .map(|(_, id)| *id)
-            .take(self.config.limits.retries_per_release)
-            .collect();
-        for id in first {
+        for id in self.queue.take_ready(self.now, self.config.limits.retries_per_release) {
             self.try_in_turn(id);
         }
     }
@@ -122,62 +121,61 @@ impl Router {
     /// A waiting request's pause or patience is over.
     pub(super) fn on_retry(&mut self, id: RequestId) {
         if self.requests[&id].deadline <= self.now {
-            let error = if self.may_hope() {
-                RouteError::QueueTimeout
-            } else {
-                RouteError::NoWorker
-            };
-            self.reject(id, error);
+            self.reject(id, RouteError::QueueTimeout);
             return;
         }
         self.pause(id);
         self.try_in_turn(id);
     }
 
-    /// Draws the next pause of a waiting request and sets its clock.
+    /// Draws the next pause of a waiting request and sets its clock. The more there are, the longer they sleep, so that looking
+    /// at them in vain stays a small part of the work.
     fn pause(&mut self, id: RequestId) {
+        let crowd = u32::try_from(self.queue.len() / CROWD + 1).unwrap_or(u32::MAX);
         let backoff = self.backoff();
         let request = self.requests.get_mut(&id).expect("only a living request waits");
         request.pause = backoff.pause(request.pause, &mut self.rng);
-        let again = (self.now + request.pause).max(request.not_before).min(request.deadline);
+        let again = (self.now + request.pause.saturating_mul(crowd))
+            .max(request.not_before)
+            .min(request.deadline);
         self.timers.set(Timer::Request(id), again);
     }
 
     /// Tries to place a waiting request, unless one that waited too long for room is before it.
     fn try_in_turn(&mut self, id: RequestId) {
-        let request = &self.requests[&id];
-        let Some((_, first)) = self.queue.first() else { return };
-        let head = &self.requests[first];
+        let first = self.queue.first().expect("one that waits is in the queue");
+        let (request, head) = (&self.requests[&id], &self.requests[&first]);
         let barred = head.wants_room && self.now.saturating_since(head.queued_since) > self.config.clocks.overtake;
-        if request.not_before <= self.now && (*first == id || !barred) {
+        if request.not_before <= self.now && (first == id || !barred) {
             self.try_to_place(id);
         }
     }
 
     /// Plans a waiting request, and places it if there is room.
     fn try_to_place(&mut self, id: RequestId) {
-        if !self.may_hope() {
-            let error = if self.requests[&id].streamed {
+        let request = &self.requests[&id];
+        if let Some(error) = self.hopeless(self.needed_tokens(request.prompt.tokens, request.max_output_tokens)) {
+            let error = if request.streamed {
                 RouteError::WorkerLost
             } else {
-                RouteError::NoWorker
+                error
             };
             self.reject(id, error);
             return;
         }
         let (board, turn) = self.survey(id);
         let choice = self.policy.choose(&board, &turn);
-        let request = self.requests.get_mut(&id).expect("only a living request is planned");
-        match choice.plan {
-            Some(plan) => self.place(id, plan, &choice, &board),
-            None => {
-                request.wants_room = choice
-                    .considered
-                    .iter()
-                    .any(|plan| plan.denied.is_some_and(|why| !why.is_lasting()));
-                self.history.waits(id, &choice.reason);
-            }
+        if let Some(plan) = choice.plan {
+            self.place(id, plan, &choice, &board);
+            return;
         }
+        let request = self.requests.get_mut(&id).expect("only a living request is planned");
+        request.wants_room = choice
+            .considered
+            .iter()
+            .any(|plan| plan.denied.is_some_and(Denied::is_room));
+        self.queue.waits_for(request.deadline, id, choice.waits_for);
+        self.history.waits(id, &choice.reason);
     }
 
     /// Books a plan, tells it, and starts it: the one place where a request leaves the queue for workers.
@@ -196,11 +194,14 @@ impl Router {
             decode_cached_tokens,
             prefill_cached_tokens,
         });
-        request.wants_room = false;
         request.pause = Duration::ZERO;
-        self.queue.remove(&(request.deadline, id));
+        if std::mem::take(&mut request.wants_room) && self.queue.first() == Some(id) {
+            // Whom it kept from overtaking may look again.
+            self.queue.free_all();
+        }
+        self.queue.remove(request.deadline, id);
         let prompt = request.prompt.clone();
-        let output_tokens = self.expected_output_tokens.min(request.max_output_tokens);
+        let output_tokens = self.output_tokens(self.requests[&id].max_output_tokens);
         let reserve_tokens = self
             .ledger
             .reserve_tokens(plan.decode, &prompt, output_tokens, self.config.block_size);

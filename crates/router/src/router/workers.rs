@@ -22,7 +22,7 @@ impl Router {
         }
         self.fleet.join(info);
         self.announce(id);
-        self.freed = true;
+        self.queue.free_all();
     }
 
     pub(super) fn on_left(&mut self, worker: WorkerId) {
@@ -31,7 +31,7 @@ impl Router {
             self.forget_cache(worker);
             self.lose(worker);
             // Some that wait may wait in vain now.
-            self.freed = true;
+            self.queue.free_all();
         }
     }
 
@@ -47,7 +47,6 @@ impl Router {
             Probe::Revived => self.revive(worker, life == Some(Life::New)),
         }
         self.announce(worker);
-        self.freed = true;
     }
 
     pub(super) fn on_load(&mut self, report: LoadReport) {
@@ -112,7 +111,7 @@ impl Router {
             self.forget_cache(worker);
             self.lose(worker);
             self.announce(worker);
-            self.freed = true;
+            self.queue.free_all();
         }
         life
     }
