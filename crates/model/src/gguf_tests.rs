@@ -1,6 +1,6 @@
 //! Tests of the GGUF reader: `tiny` written as a file and read back, and files with something wrong about them.
 
-use crate::gguf::GgufProblem;
+use crate::gguf_error::GgufProblem;
 use crate::model::WeightSource as _;
 use crate::tiny::{TinyWeights, tiny_config};
 use crate::{ChatInput, Chunk, KvStore, Model, Vocabulary};

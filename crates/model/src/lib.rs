@@ -1,6 +1,6 @@
 //! A Llama-family forward pass on CPU over a paged KV pool, with GGUF loading, tokenizer and chat template.
 //!
-//! [`open`] gives a [`Bundle`]: a [`Model`] and its [`Vocabulary`]. [`Model::forward`] computes chunks of several
+//! [`open()`] gives a [`Bundle`]: a [`Model`] and its [`Vocabulary`]. [`Model::forward`] computes chunks of several
 //! sequences over the blocks of a [`KvStore`]; the bits of a token's logits do not depend on what else was in the batch,
 //! on how the prompt was cut, on which blocks hold it or on where they were computed. That is what lets a router move
 //! sessions between workers and prove that nothing changed.
@@ -19,6 +19,7 @@ mod config;
 mod download;
 mod forward;
 mod gguf;
+mod gguf_error;
 #[cfg(test)]
 mod gguf_tests;
 mod kv_store;
@@ -30,6 +31,7 @@ mod quants;
 #[cfg(test)]
 mod reference;
 mod rope;
+mod stream;
 mod strftime;
 mod template;
 mod tiny;
@@ -39,10 +41,11 @@ mod vocabulary;
 pub use config::{ModelConfig, RopeConfig};
 pub use download::DownloadError;
 pub use forward::{Chunk, ForwardError};
-pub use gguf::{GgufError, GgufProblem};
+pub use gguf_error::{GgufError, GgufProblem};
 pub use kv_store::{KvError, KvStore};
 pub use model::Model;
 pub use open::{Bundle, ModelSpec, OpenError, TINY_SEED, cached, default_cache_dir, open, open_vocabulary, resolve};
+pub use stream::StreamDecoder;
 pub use template::{CHATML, ChatInput, ChatTemplate, TemplateError};
-pub use tokenizer::{Cut, StreamDecoder, TokenKind, Tokenizer, TokenizerError, TokenizerParts};
+pub use tokenizer::{Cut, TokenKind, Tokenizer, TokenizerError, TokenizerParts};
 pub use vocabulary::Vocabulary;

@@ -1,7 +1,7 @@
 //! From what the command line says to a model in memory.
 
 use crate::download::{DownloadError, Package, fetch, find};
-use crate::gguf::GgufError;
+use crate::gguf_error::GgufError;
 use crate::model::Model;
 use crate::vocabulary::Vocabulary;
 use std::fmt;

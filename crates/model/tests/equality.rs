@@ -2,6 +2,8 @@
 //! sequence was cut into chunks, what shared the batch, which blocks hold it, the block size, the number of threads, or
 //! whether keys and values were computed here or came as bytes from another pool.
 
+#![expect(clippy::unwrap_used, reason = "a failure here is a failed test")]
+
 use homing_kv::BlockId;
 use homing_model::{Chunk, ForwardError, KvStore, Model};
 use proptest::prelude::*;
@@ -9,7 +11,7 @@ use std::sync::LazyLock;
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| Model::tiny(7));
 
-const BLOCKS: u32 = 64;
+const BLOCKS: u32 = 160;
 
 /// A sequence, and how it is put through the model.
 #[derive(Clone, Debug)]
@@ -17,7 +19,7 @@ struct Path {
     tokens: Vec<u32>,
     /// Lengths of the chunks, used over and over.
     cuts: Vec<usize>,
-    /// After which chunk, if any, the blocks move to another pool as bytes.
+    /// After which chunk, if any, the sequence moves to other blocks, as bytes.
     moves: Option<usize>,
 }
 
@@ -57,26 +59,51 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn next(&self) -> usize {
+    fn is_over(&self) -> bool {
+        self.done == self.path.tokens.len()
+    }
+
+    /// Where the next chunk ends.
+    fn end(&self) -> usize {
         let cut = self.path.cuts[self.chunks % self.path.cuts.len()];
         (self.done + cut).min(self.path.tokens.len())
     }
+
+    fn chunk(&self) -> Chunk<'_> {
+        let tokens = &self.path.tokens[self.done..self.end()];
+        Chunk {
+            tokens,
+            start: u32::try_from(self.done).unwrap(),
+            blocks: &self.blocks,
+            logits: true,
+        }
+    }
+
+    /// Takes the sequence to other blocks, through bytes, and scribbles over the old ones. What the other blocks held
+    /// after the sequence's last token stays: it must not matter.
+    fn relocate(&mut self, kv: &mut KvStore, free: &mut impl Iterator<Item = BlockId>) {
+        let block_size = kv.block_size() as usize;
+        let others: Vec<BlockId> = free.take(self.blocks.len()).collect();
+        for ((block, other), first) in self.blocks.iter().zip(&others).zip((0..).step_by(block_size)) {
+            let tokens = u32::try_from(block_size.min(self.done.saturating_sub(first))).unwrap();
+            let mut bytes = Vec::new();
+            kv.read_block(*block, tokens, &mut bytes).unwrap();
+            kv.write_block(*other, &bytes).unwrap();
+            scribble(kv, *block);
+        }
+        self.blocks = others;
+    }
 }
 
-/// Moves blocks that hold `tokens` tokens into another pool, whose blocks carry other garbage, through bytes.
-fn transfer(from: &KvStore, into: &mut KvStore, blocks: &[BlockId], tokens: usize) {
-    let block_size = from.block_size() as usize;
-    for (block, first) in blocks.iter().zip((0..tokens).step_by(block_size)) {
-        let count = u32::try_from(block_size.min(tokens - first)).unwrap();
-        let mut bytes = Vec::new();
-        from.read_block(*block, count, &mut bytes).unwrap();
-        into.write_block(*block, &bytes).unwrap();
-    }
+fn scribble(kv: &mut KvStore, block: BlockId) {
+    let bytes: Vec<u8> = (0..kv.block_bytes()).map(|index| (index % 61) as u8).collect();
+    kv.write_block(block, &bytes).unwrap();
 }
 
 /// Puts the paths through together, a chunk of each a step, and compares the logits after each chunk.
 fn check(paths: &[Path], block_size: u32, order: &[u32]) -> Result<(), TestCaseError> {
     let mut kv = KvStore::new(MODEL.config(), block_size, BLOCKS);
+    (0..BLOCKS).for_each(|block| scribble(&mut kv, BlockId(block)));
     let mut free = order.iter().map(|index| BlockId(*index));
     let mut walks = Vec::new();
     for path in paths {
@@ -92,54 +119,26 @@ fn check(paths: &[Path], block_size: u32, order: &[u32]) -> Result<(), TestCaseE
             truth: one_by_one(&path.tokens),
         });
     }
-    while walks.iter().any(|walk| walk.done < walk.path.tokens.len()) {
-        let open: Vec<&mut Walk<'_>> = walks
-            .iter_mut()
-            .filter(|walk| walk.done < walk.path.tokens.len())
-            .collect();
-        let chunk = |walk: &&mut Walk<'_>| (walk.done, walk.next());
-        let ranges: Vec<_> = open.iter().map(chunk).collect();
-        let chunks: Vec<Chunk<'_>> = open
-            .iter()
-            .zip(&ranges)
-            .map(|(walk, (start, end))| Chunk {
-                tokens: &walk.path.tokens[*start..*end],
-                start: u32::try_from(*start).unwrap(),
-                blocks: &walk.blocks,
-                logits: true,
-            })
-            .collect();
-        let logits = MODEL.forward(&mut kv, &chunks).unwrap();
-        let mut moved = None;
-        for ((walk, (_, end)), logits) in open.into_iter().zip(ranges).zip(logits) {
+    while walks.iter().any(|walk| !walk.is_over()) {
+        let chunks: Vec<Chunk<'_>> = walks.iter().filter(|walk| !walk.is_over()).map(Walk::chunk).collect();
+        let mut logits = MODEL.forward(&mut kv, &chunks).unwrap().into_iter();
+        for walk in walks.iter_mut().filter(|walk| !walk.is_over()) {
+            walk.done = walk.end();
+            let found = bits(logits.next().unwrap().unwrap());
             prop_assert_eq!(
-                &bits(logits.unwrap()),
-                &walk.truth[end - 1],
-                "after {} of {:?}",
-                end,
+                &found,
+                &walk.truth[walk.done - 1],
+                "after {} tokens of {:?}",
+                walk.done,
                 walk.path
             );
-            walk.done = end;
             if walk.path.moves == Some(walk.chunks) {
-                let mut other = moved.take().unwrap_or_else(|| scribbled(block_size));
-                transfer(&kv, &mut other, &walk.blocks, end);
-                transfer(&other, &mut kv, &walk.blocks, end);
-                moved = Some(other);
+                walk.relocate(&mut kv, &mut free);
             }
             walk.chunks += 1;
         }
     }
     Ok(())
-}
-
-/// A pool that an earlier owner left full of other numbers.
-fn scribbled(block_size: u32) -> KvStore {
-    let mut kv = KvStore::new(MODEL.config(), block_size, BLOCKS);
-    let bytes: Vec<u8> = (0..kv.block_bytes()).map(|index| (index % 61) as u8).collect();
-    for block in 0..BLOCKS {
-        kv.write_block(BlockId(block), &bytes).unwrap();
-    }
-    kv
 }
 
 proptest! {
@@ -157,7 +156,7 @@ proptest! {
 
 #[test]
 fn logits_do_not_depend_on_threads() {
-    let tokens: Vec<u32> = (0..700).map(|index| index * 31 % 259).collect();
+    let tokens: Vec<u32> = (0..1200).map(|index| index * 31 % 259).collect();
     let blocks: Vec<BlockId> = (0..BLOCKS).map(BlockId).collect();
     let run = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

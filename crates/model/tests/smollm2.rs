@@ -1,6 +1,8 @@
 //! SmolLM2 answers sensibly, and the same whichever way the prompt was cut. Skipped, loudly, where it is not in the cache: a
 //! test must not download a hundred megabytes.
 
+#![expect(clippy::unwrap_used, reason = "a failure here is a failed test")]
+
 use homing_kv::BlockId;
 use homing_model::{Bundle, ChatInput, Chunk, KvStore, ModelSpec, cached, default_cache_dir, open};
 use serde_json::json;
