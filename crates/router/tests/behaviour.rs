@@ -243,6 +243,91 @@ fn a_busy_worker_is_left_in_peace_for_a_while() {
     driver.serve(request);
 }
 
+#[test]
+fn a_release_elsewhere_does_not_wake_who_waits_for_its_home() {
+    let mut driver = Driver::with_workers("homing", &small_pool(&[Role::Both; 2], 2_000));
+    let hint = SessionHint::Explicit(1);
+    let (_, home) = served(&mut driver, hint, prompt(1, 0, 40));
+    let at = |driver: &Driver, request| driver.decision(request).decode.0;
+    let fill: Vec<_> = (2..4)
+        .map(|session| driver.turn(RECOGNISE, prompt(session, 0, 80), 5_000))
+        .collect();
+    let waiting = driver.turn(hint, prompt(1, 0, 42), 50);
+    let waits = |driver: &Driver| driver.router.explain(waiting).unwrap().waits;
+    assert_eq!((driver.router.queue_length(), waits(&driver)), (1, 1));
+    let (there, here): (Vec<_>, Vec<_>) = fill.into_iter().partition(|request| at(&driver, *request) != home);
+    driver.serve(there[0]);
+    assert_eq!(waits(&driver), 1, "the other worker is none of its business yet");
+    driver.serve(here[0]);
+    assert_eq!(
+        (at(&driver, waiting), driver.decision(waiting).path),
+        (home, Path::Append)
+    );
+    driver.serve(waiting);
+}
+
+#[test]
+fn a_home_without_room_is_left_once_waiting_has_cost_as_much_as_moving() {
+    let mut driver = Driver::with_workers("homing", &small_pool(&[Role::Both; 2], 40_000));
+    let hint = SessionHint::Explicit(1);
+    let (_, home) = served(&mut driver, hint, prompt(1, 0, 1_000));
+    let fill: Vec<_> = (2..4)
+        .map(|session| driver.turn(RECOGNISE, prompt(session, 0, 1_480), 5_000))
+        .collect();
+    let other = fill
+        .into_iter()
+        .find(|request| driver.decision(*request).decode.0 != home)
+        .unwrap();
+    let waiting = driver.turn(hint, prompt(1, 0, 1_002), 50);
+    driver.serve(other);
+    assert_eq!(driver.router.queue_length(), 1);
+    // 16,035 tokens at 15,000 a second.
+    while driver.router.queue_length() > 0 {
+        assert!(driver.time_out());
+    }
+    let queued = driver.decision(waiting).queued;
+    assert!(
+        queued >= Duration::from_millis(1_069) && queued < Duration::from_millis(4_000),
+        "{queued:?}"
+    );
+    assert_ne!(driver.decision(waiting).decode.0, home);
+}
+
+#[test]
+fn who_fits_no_living_worker_does_not_wait_for_a_dead_one() {
+    let sizes = [(0, 4_000), (1, 90_000)];
+    let infos = sizes.map(|(id, kv_tokens)| WorkerInfo {
+        kv_tokens,
+        ..worker(id, Role::Both)
+    });
+    let mut driver = Driver::with_workers("homing", &infos);
+    driver.tell(health(1, 1, false));
+    let hopes = driver.turn(RECOGNISE, prompt(1, 0, 1_000), 50);
+    assert_eq!(driver.router.queue_length(), 1, "it may be back soon");
+    driver.tell(health(1, 1, false));
+    driver.tell(health(1, 1, false));
+    assert_eq!(driver.ended[&hopes], "no_worker");
+    let next = driver.turn(RECOGNISE, prompt(1, 0, 1_000), 50);
+    assert_eq!(driver.ended[&next], "no_worker");
+    let never = driver.turn(RECOGNISE, prompt(1, 0, 6_000), 50);
+    assert_eq!(driver.ended[&never], "context_too_long");
+}
+
+#[test]
+fn a_suspect_home_is_waited_for_and_found_as_it_was() {
+    let mut driver = Driver::with_workers("homing", &workers(&DP));
+    let hint = SessionHint::Explicit(1);
+    let (_, home) = served(&mut driver, hint, prompt(1, 0, 1_000));
+    driver.tell(health(home, 1, false));
+    let request = driver.turn(hint, prompt(1, 0, 1_010), 50);
+    assert_eq!(driver.router.queue_length(), 1);
+    driver.tell(health(home, 1, true));
+    assert_eq!(
+        (driver.decision(request).path, driver.decision(request).decode.0),
+        (Path::Append, home)
+    );
+}
+
 // Handoff.
 
 #[test]
