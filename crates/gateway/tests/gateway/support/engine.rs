@@ -443,6 +443,10 @@ async fn produce(app: &App, seen: &Seen, act: Option<Act>, sender: &Sender) {
         send(last).await;
     }
     drop(sender.send(Ok("data: [DONE]\n\n".to_owned())).await);
+    // The end of the body comes later than its last event, as from servers that send them one by one.
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
 }
 
 impl Fake {
