@@ -19,6 +19,7 @@ use crate::latency::{Latencies, Moments};
 use crate::metrics::{Counters, Status};
 use crate::request::Request;
 use crate::transfers::ExportView;
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use homing_engine::api::{ExportEnd, ImportError, Reject};
 use homing_kv::BlockHash;
@@ -158,17 +159,17 @@ impl EngineThread {
             latencies: Latencies::default(),
             step_ends: None,
             started: std::time::Instant::now(),
-            changes: Vec::new(),
+            cleared: Vec::new(),
             stopping: false,
         };
         while !turn.stopping {
             turn.advance();
-            turn.tell();
-            self.shared.status.store(Arc::new(turn.status()));
+            turn.tell(&self.shared.status);
+            turn.run_step();
             turn.receive(&self.mailbox);
         }
         turn.give_up_all();
-        self.shared.status.store(Arc::new(turn.status()));
+        turn.tell(&self.shared.status);
     }
 }
 
@@ -182,7 +183,8 @@ struct Turn<B, O> {
     /// When the step that was run counts as done.
     step_ends: Option<Instant>,
     started: std::time::Instant,
-    changes: Vec<KvOut>,
+    /// Who waits for the cache to be cleared.
+    cleared: Vec<oneshot::Sender<()>>,
     stopping: bool,
 }
 
@@ -211,14 +213,37 @@ impl<B: Backend, O: Outside> Turn<B, O> {
         }
     }
 
-    /// Tells everyone what happened, then runs the next step, if there is one.
-    fn tell(&mut self) {
-        while let Some(effect) = self.executor.poll() {
-            self.dispatch(effect);
+    /// Tells everyone what happened. Whoever hears of it may look at the figures and at the KV events at once, so these
+    /// come first.
+    fn tell(&mut self, status: &ArcSwap<Status>) {
+        loop {
+            let (mut effects, mut changes) = (Vec::new(), Vec::new());
+            while let Some(effect) = self.executor.poll() {
+                match effect {
+                    Effect::Kv(change) => changes.push(change),
+                    effect => {
+                        self.count(&effect);
+                        effects.push(effect);
+                    }
+                }
+            }
+            if !changes.is_empty() {
+                self.outside.publish(changes);
+            }
+            status.store(Arc::new(self.status()));
+            for reply in self.cleared.drain(..) {
+                // A caller that does not wait any more needs no answer.
+                let _ = reply.send(());
+            }
+            if effects.is_empty() {
+                return;
+            }
+            effects.into_iter().for_each(|effect| self.dispatch(effect));
         }
-        if !self.changes.is_empty() {
-            self.outside.publish(std::mem::take(&mut self.changes));
-        }
+    }
+
+    /// Runs the next step, if there is one.
+    fn run_step(&mut self) {
         if self.executor.step_ready() {
             let wait = self.executor.run_step().unwrap_or_else(|error| {
                 tracing::error!(%error, "a step could not be computed; its requests end");
@@ -307,7 +332,7 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             }
             Command::ClearCache { reply, .. } => {
                 self.executor.clear_cache(now);
-                let _ = reply.send(());
+                self.cleared.push(reply);
             }
             Command::Stop => self.stopping = true,
         }
@@ -335,6 +360,37 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             .try_for_each(|(index, payload)| self.executor.write_import(id, index, payload))
     }
 
+    fn count(&mut self, effect: &Effect) {
+        let now = self.now();
+        match effect {
+            Effect::Token(token) => {
+                if let Some(client) = self.clients.get_mut(&token.id) {
+                    client.moments.token(now, &mut self.latencies);
+                }
+            }
+            Effect::Pull(order) => {
+                self.counters.external_query_tokens += u64::from(order.tokens);
+                if let Some(client) = self.clients.get_mut(&order.id) {
+                    client.moments.begin_pull(now);
+                }
+            }
+            Effect::Rejected { .. } => self.counters.rejected += 1,
+            Effect::Ended(ended) => {
+                self.counters.count(&ended.outcome);
+                let well = matches!(ended.outcome, Outcome::Stop(_) | Outcome::Length);
+                if let Some(client) = self.clients.get(&ended.id).filter(|_| well) {
+                    client.moments.end(now, &mut self.latencies);
+                }
+            }
+            Effect::ExportEnded { reason, .. } => match reason {
+                ExportEnd::Acked => self.counters.exports_acked += 1,
+                ExportEnd::LeaseEnded => self.counters.exports_expired += 1,
+                ExportEnd::Aborted => {}
+            },
+            Effect::ReleaseSource { .. } | Effect::Kv(_) => {}
+        }
+    }
+
     fn dispatch(&mut self, effect: Effect) {
         match effect {
             Effect::Token(token) => self.token(token),
@@ -344,50 +400,28 @@ impl<B: Backend, O: Outside> Turn<B, O> {
                     self.outside.release(source);
                 }
             }
-            Effect::Rejected { id, reason } => {
-                self.counters.rejected += 1;
-                self.end(id, RequestEvent::Rejected(reason));
-            }
-            Effect::Ended(ended) => {
-                self.counters.count(&ended);
-                let now = self.now();
-                if let (Outcome::Stop(_) | Outcome::Length, Some(client)) =
-                    (&ended.outcome, self.clients.get(&ended.id))
-                {
-                    client.moments.end(now, &mut self.latencies);
-                }
-                self.end(ended.id, RequestEvent::Ended(ended));
-            }
-            Effect::ExportEnded { reason, .. } => match reason {
-                ExportEnd::Acked => self.counters.exports_acked += 1,
-                ExportEnd::LeaseEnded => self.counters.exports_expired += 1,
-                ExportEnd::Aborted => {}
-            },
-            Effect::Kv(change) => self.changes.push(change),
+            Effect::Rejected { id, reason } => self.end(id, RequestEvent::Rejected(reason)),
+            Effect::Ended(ended) => self.end(ended.id, RequestEvent::Ended(ended)),
+            // Counted and published before.
+            Effect::ExportEnded { .. } | Effect::Kv(_) => {}
         }
     }
 
     fn token(&mut self, token: TokenOut) {
         let id = token.id;
-        let now = self.now();
-        let Some(client) = self.clients.get_mut(&id) else {
-            return;
-        };
-        client.moments.token(now, &mut self.latencies);
+        let Some(client) = self.clients.get(&id) else { return };
         if client.events.send(RequestEvent::Token(token)).is_err() {
             // Its stream was dropped; the abort that came with that may still be in the mailbox.
-            self.executor.abort(now, id);
+            self.executor.abort(self.now(), id);
         }
     }
 
     fn pull(&mut self, order: PullOrder) {
         let id = order.id;
-        self.counters.external_query_tokens += u64::from(order.tokens);
         let now = self.now();
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        client.moments.begin_pull(now);
         match client.source.clone() {
             Some(source) => client.pull = Some(self.outside.pull(order, source)),
             // Whoever submits an import names its source; without one there is nothing to reach.
@@ -406,16 +440,13 @@ impl<B: Backend, O: Outside> Turn<B, O> {
         let now = self.now();
         let ids: Vec<RequestId> = self.clients.keys().copied().collect();
         ids.into_iter().for_each(|id| self.executor.abort(now, id));
-        while let Some(effect) = self.executor.poll() {
-            self.dispatch(effect);
-        }
     }
 }
 
 impl Counters {
     /// Counts a request that has ended.
-    fn count(&mut self, ended: &Ended) {
-        match &ended.outcome {
+    fn count(&mut self, outcome: &Outcome) {
+        match outcome {
             Outcome::Stop(_) => self.stopped += 1,
             Outcome::Length => self.reached_length += 1,
             Outcome::Aborted => self.aborted += 1,

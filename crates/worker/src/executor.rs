@@ -450,3 +450,7 @@ impl<B: Backend> Executor<B> {
         self.tell(now, Input::ExportAck(id));
     }
 }
+
+#[cfg(test)]
+#[path = "executor_tests.rs"]
+mod tests;

@@ -59,9 +59,13 @@ pub fn choose(logits: &[f32], sampling: &Sampling, draw: f64) -> u32 {
         return argmax(logits);
     }
     let mut candidates = probabilities(logits, sampling.temperature);
-    // Most probable first; equal ones by index, so that the order is total.
-    candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    let kept = nucleus(&candidates, f64::from(sampling.top_p));
+    let kept = if sampling.top_p < 1.0 {
+        // Most probable first; equal ones by index, so that the order is total.
+        candidates.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        nucleus(&candidates, f64::from(sampling.top_p))
+    } else {
+        &candidates
+    };
     let mass: f64 = kept.iter().map(|candidate| candidate.1).sum();
     let mut left = draw * mass;
     for (token, probability) in kept {
@@ -145,11 +149,14 @@ mod tests {
                 "top_p {top_p} draw {draw}"
             );
         };
-        check(1.0, 0.0, 1);
-        check(1.0, 0.49, 1);
-        check(1.0, 0.51, 0);
+        check(1.0, 0.0, 0);
+        check(1.0, 0.26, 1);
+        check(1.0, 0.74, 1);
         check(1.0, 0.76, 2);
         check(1.0, 0.999_999, 2);
+        check(0.99, 0.49, 1);
+        check(0.99, 0.51, 0);
+        check(0.99, 0.999_999, 2);
         check(0.4, 0.999, 1);
         check(0.7, 0.999, 0);
     }
@@ -169,7 +176,7 @@ mod tests {
             )
         };
         assert_eq!(at(1e-6, 0.99), 1);
-        assert_eq!((at(1e6, 0.1), at(1e6, 0.5), at(1e6, 0.9)), (1, 2, 0));
+        assert_eq!((at(1e6, 0.1), at(1e6, 0.5), at(1e6, 0.9)), (0, 1, 2));
     }
 
     #[test]

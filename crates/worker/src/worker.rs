@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 /// Tokens of the pool of a model with a forward pass, where the configuration does not say.
 const MODEL_KV_TOKENS: u32 = 32_768;
 /// Tokens in one step of such a model: a step should not last so long that others wait for it.
-const MODEL_BATCH_TOKENS: u32 = 256;
+const MODEL_BATCH_TOKENS: u32 = 128;
 /// Tokens in one step of a step model (vLLM's default on large accelerators).
 const STEP_MODEL_BATCH_TOKENS: u32 = 8192;
 

@@ -2,6 +2,7 @@
 
 use super::{CHUNK_BYTES, IDLE_TIMEOUT};
 use crate::engine_thread::EngineHandle;
+use bytes::BytesMut;
 use homing_units::{BootEpoch, RequestId};
 use homing_wire::kv_frames::{FrameDecoder, MAX_CONTROL_BYTES, Message, PullRequest, Refusal};
 use std::io;
@@ -15,6 +16,8 @@ use tokio_util::task::TaskTracker;
 
 /// Pulls that are served at once; more are refused as busy.
 const PULLS_MAX: usize = 64;
+/// Bytes of frames that are written at once.
+const WRITE_BYTES: usize = 256 << 10;
 /// Connections that are open at once, those included that are being told "busy"; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 2 * PULLS_MAX;
 
@@ -173,23 +176,23 @@ impl Holder {
         let end = request.first_block + request.count;
         let mut next = request.first_block;
         while next < end {
-            let read = self
-                .engine
-                .read_export(id, next, CHUNK_BYTES)
-                .await
-                .map_err(io::Error::other)?;
-            let payloads = read.ok_or_else(|| protocol("the export's lease ended while it was read"))?;
+            let read = self.engine.read_export(id, next, CHUNK_BYTES).await;
+            let payloads = read.map_err(io::Error::other)?;
+            let payloads = payloads.ok_or_else(|| protocol("the export's lease ended while it was read"))?;
+            // Small blocks go out together: a step model's are a few bytes each.
+            let mut frames = BytesMut::new();
             for data in payloads.into_iter().take((end - next) as usize) {
-                write(
-                    stream,
-                    &Message::Block {
-                        index: next,
-                        data: data.into(),
-                    },
-                )
-                .await?;
+                let block = Message::Block {
+                    index: next,
+                    data: data.into(),
+                };
+                frames.extend_from_slice(&block.encode());
                 next += 1;
+                if frames.len() >= WRITE_BYTES {
+                    write_bytes(stream, &frames.split()).await?;
+                }
             }
+            write_bytes(stream, &frames).await?;
         }
         Ok(())
     }
@@ -210,7 +213,11 @@ async fn read(stream: &mut TcpStream, decoder: &mut FrameDecoder) -> io::Result<
 }
 
 async fn write(stream: &mut TcpStream, message: &Message) -> io::Result<()> {
-    timeout(IDLE_TIMEOUT, stream.write_all(&message.encode())).await?
+    write_bytes(stream, &message.encode()).await
+}
+
+async fn write_bytes(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    timeout(IDLE_TIMEOUT, stream.write_all(bytes)).await?
 }
 
 fn protocol(problem: &'static str) -> io::Error {

@@ -175,6 +175,8 @@ fn wrong_members() -> Vec<Wrong> {
         ("top_p", json!(0)),
         ("n", json!(2)),
         ("stop", json!([""])),
+        ("stop", json!(["s".repeat(5000)])),
+        ("stop_token_ids", json!(vec![7; 65])),
         ("echo", json!(true)),
         ("logprobs", json!(1)),
         ("presence_penalty", json!(0.5)),

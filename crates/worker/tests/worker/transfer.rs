@@ -1,7 +1,9 @@
 //! KV between workers: equal answers whatever the path, and no answer at all from KV that is in doubt.
 
 use crate::client::{Answer, Client, PATIENCE, greedy, prompt, start, steps, tiny, token_ids};
+use homing_kv::BlockHash;
 use homing_units::{BootEpoch, Duration};
+use homing_wire::kv_frames::{Message, PullRequest};
 use homing_wire::metrics_text::names;
 use homing_worker::{Limits, Listen, Worker, WorkerConfig};
 use serde_json::{Value, json};
@@ -413,4 +415,42 @@ async fn who_speaks_something_else_is_not_served() {
     }
     assert_eq!(Client::of(&worker).probe().await.load.exporting, 1);
     worker.shutdown().await;
+}
+
+/// Pulls that a holder serves at once.
+const PULLS_MAX: usize = 64;
+
+#[tokio::test]
+async fn a_holder_serves_so_many_pulls_and_no_more() {
+    let trio = Trio::new(|name| tiny(name, 128)).await;
+    let own = prompt(1, 50);
+    let params = trio.p.export(&own).await["kv_transfer_params"].clone();
+    let text = |name: &str| params[name].as_str().expect("a string").to_owned();
+    let request = Message::Request(PullRequest {
+        epoch: BootEpoch(params["remote_boot_epoch"].as_u64().expect("a number")),
+        request: text("remote_request_id"),
+        prompt: BlockHash(u128::from_str_radix(&text("remote_prompt_hash"), 16).expect("hexadecimal")),
+        first_block: 0,
+        count: 0,
+        block_bytes: 0,
+    });
+    let address = trio.workers[0].endpoints().kv_transfer;
+    // Pullers that are accepted, and neither acknowledge nor leave.
+    let mut pullers = Vec::new();
+    for _ in 0..PULLS_MAX {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(&request.encode()).await.unwrap();
+        let mut accepted = vec![0; Message::Accepted.encode().len()];
+        stream.read_exact(&mut accepted).await.unwrap();
+        assert_eq!(accepted, Message::Accepted.encode());
+        pullers.push(stream);
+    }
+    let body = greedy(&own, 4, params.clone());
+    transfer_failed(&trio.d1.complete(&body).await, "unreachable");
+    drop(pullers);
+    let served = async { while trio.d1.complete(&body).await.status != 200 {} };
+    tokio::time::timeout(PATIENCE, served)
+        .await
+        .expect("places are free again");
+    trio.end().await;
 }
