@@ -90,8 +90,8 @@ impl Gateway {
         let address = listener.local_addr().map_err(listen)?;
         let parts = Parts::new(&config);
         let (core, messages) = CoreHandle::channel();
-        let (watches, resyncs) = parts.watch(&config, &core);
         let recorder = recorder(&config)?;
+        let (watches, resyncs) = parts.watch(&config, &core);
         let core_task = tokio::spawn(parts.core(&config, resyncs, recorder).run(messages));
         let shell = Arc::new(parts.shell(&config, core, vocabulary));
         let turns = shell.turns.clone();

@@ -1,6 +1,6 @@
 //! What becomes of a turn when an engine fails it: continued so that the client cannot tell, or ended in so many words.
 
-use crate::support::engine::{Act, answer_to};
+use crate::support::engine::{Act, Fake, answer_to};
 use crate::support::{Cluster, chat, conversation, messages, text_of, tokens_of};
 use homing_router::event::Role;
 use serde_json::{Value, json};
@@ -306,4 +306,59 @@ async fn a_stream_goes_on_when_its_worker_hangs() {
         .until("its leg is cancelled", |engine| engine.open() == 0)
         .await;
     cluster.until_idle().await;
+}
+
+/// Many clients while workers die and come back: each gets its whole answer, or an error that says what happened.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_the_storm_every_request_ends_once_and_right() {
+    const CLIENTS: usize = 160;
+    let mut cluster = Cluster::start(&[Role::Both, Role::Both, Role::Prefill]).await;
+    let requests: Vec<_> = (0..CLIENTS)
+        .map(|index| {
+            let client = cluster.client.clone();
+            tokio::spawn(async move {
+                let messages = conversation(&format!("w{index}"), 20);
+                let body = chat(&messages, 40, index % 2 == 0);
+                let (text, error) = if index % 2 == 0 {
+                    let mut events = client.stream("/v1/chat/completions", &body).await;
+                    let (events, done) = events.rest().await;
+                    let error = events
+                        .last()
+                        .map(|event| event["error"]["code"].clone())
+                        .unwrap_or_default();
+                    assert_ne!(done, error.is_string(), "an end or an error: {events:?}");
+                    (text_of(&events), error)
+                } else {
+                    let answer = client.post("/v1/chat/completions", &body).await.json();
+                    let text = answer["choices"][0]["message"]["content"]
+                        .as_str()
+                        .unwrap_or_default()
+                        .to_owned();
+                    (text, answer["error"]["code"].clone())
+                };
+                let expected = answer_to(&tokens_of(&messages), 40);
+                assert!(
+                    expected.starts_with(&text),
+                    "what was sent is right as far as it goes: {text} {expected}"
+                );
+                assert!(error.is_string() || text == expected, "{text}");
+                error.is_null()
+            })
+        })
+        .collect();
+    for round in 0..4 {
+        let before = cluster.engines[round % 2].seen().len();
+        let more = |engine: &Fake| engine.seen().len() > before + 5 || engine.seen().len() > CLIENTS / 4;
+        cluster.engines[round % 2].until("it is busy", more).await;
+        cluster.engines[round % 2].revive().await;
+    }
+    let mut whole = 0;
+    for request in requests {
+        whole += usize::from(request.await.unwrap());
+    }
+    assert!(whole > CLIENTS * 3 / 4, "only {whole} of {CLIENTS} answers are whole");
+    cluster.until_idle().await;
+    for engine in &cluster.engines {
+        engine.until("no request is open", |engine| engine.open() == 0).await;
+    }
 }
