@@ -6,6 +6,7 @@ use crate::failure::Usage;
 use anyhow::{Context, Result};
 use homing_gateway::{EngineKind, Gateway, GatewayConfig, TurnLog, WorkerSpec};
 use homing_router::event::Role;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use tokio::sync::broadcast::error::RecvError;
 
@@ -29,13 +30,16 @@ pub async fn start(config: GatewayConfig) -> Result<Gateway> {
     Gateway::start(config).await.map_err(Usage::error)
 }
 
-/// A live line for each turn.
+/// A live line for each turn, for as long as somebody reads them.
 pub async fn print_turns(mut turns: tokio::sync::broadcast::Receiver<TurnLog>) {
     loop {
-        match turns.recv().await {
-            Ok(turn) => println!("{turn}"),
-            Err(RecvError::Lagged(missed)) => println!("... {missed} turns are not shown"),
+        let line = match turns.recv().await {
+            Ok(turn) => turn.to_string(),
+            Err(RecvError::Lagged(missed)) => format!("... {missed} turns are not shown"),
             Err(RecvError::Closed) => return,
+        };
+        if writeln!(std::io::stdout(), "{line}").is_err() {
+            return;
         }
     }
 }

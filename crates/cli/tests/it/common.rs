@@ -9,6 +9,7 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long anything may take on a busy machine.
@@ -29,7 +30,7 @@ pub struct Up {
     pub url: String,
     /// Name and address of each worker.
     pub workers: Vec<(String, String)>,
-    stdout: BufReader<ChildStdout>,
+    lines: Arc<Mutex<Vec<String>>>,
 }
 
 impl Up {
@@ -59,11 +60,12 @@ impl Up {
                 _ => {}
             }
         }
+        let url = url.expect("it says its address");
         let up = Self {
             child,
-            url: url.expect("it says its address"),
+            url,
             workers,
-            stdout,
+            lines: follow(stdout),
         };
         up.until("the workers are ready", async |up: &Self| {
             up.get("/ready").await.0 == 200
@@ -79,6 +81,12 @@ impl Up {
             assert!(since.elapsed() < PATIENCE, "it did not come true that {what}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// Whether one of its live lines has all these words.
+    pub fn said(&self, words: &[&str]) -> bool {
+        let lines = self.lines.lock().expect("its reader does not panic");
+        lines.iter().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
     /// Status and body of a page.
@@ -139,6 +147,18 @@ impl Drop for Up {
     }
 }
 
+/// Collects the lines of a program until it ends.
+fn follow(stdout: BufReader<ChildStdout>) -> Arc<Mutex<Vec<String>>> {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let collected = Arc::clone(&lines);
+    std::thread::spawn(move || {
+        for line in stdout.lines().map_while(Result::ok) {
+            collected.lock().expect("no reader panics").push(line);
+        }
+    });
+    lines
+}
+
 /// Sends a signal to a process that this test started.
 pub fn signal(pid: u32, name: &str) {
     let status = Command::new("kill")
@@ -181,10 +201,6 @@ impl Answer {
             .iter()
             .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
             .collect()
-    }
-
-    pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).expect("JSON")
     }
 }
 

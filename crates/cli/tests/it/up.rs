@@ -46,7 +46,11 @@ async fn a_conversation_finds_home() {
     }
     assert_eq!(paths, ["seed", "append", "append"]);
     let sessions = up.json("/admin/sessions").await;
-    assert!(sessions.to_string().contains("d"), "sessions are shown: {sessions}");
+    assert_eq!(sessions["data"][0]["turns"], 3, "{sessions}");
+    up.until("a live line shows a later turn", async |up: &Up| {
+        up.said(&["append", "cached", "ttft"])
+    })
+    .await;
     assert!(up.stop().success(), "Ctrl-C is an orderly end");
 }
 
