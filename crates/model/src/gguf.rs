@@ -42,16 +42,22 @@ impl Model {
     /// If the file is not a whole GGUF file of a dense Llama; see [`GgufProblem`].
     pub fn load_gguf(path: &Path) -> Result<Self, GgufError> {
         let mut file = GgufFile::open(path)?;
-        let load = |file: &mut GgufFile| {
-            let config = file.config()?;
-            file.refuse_unknown_tensors(&config)?;
-            Self::new(config, file)
-        };
-        load(&mut file).map_err(|problem| GgufError {
+        file.model().map_err(|problem| GgufError {
             path: path.to_owned(),
             problem,
         })
     }
+}
+
+/// The model in a GGUF file and its words: the header, which takes a while to parse, is read once.
+pub(crate) fn load(path: &Path) -> Result<(Model, Vocabulary), GgufError> {
+    let mut file = GgufFile::open(path)?;
+    let vocabulary = file.vocabulary();
+    let both = vocabulary.and_then(|vocabulary| Ok((file.model()?, vocabulary)));
+    both.map_err(|problem| GgufError {
+        path: path.to_owned(),
+        problem,
+    })
 }
 
 impl Vocabulary {
@@ -95,6 +101,12 @@ impl GgufFile {
             }));
         }
         Ok(file)
+    }
+
+    fn model(&mut self) -> Result<Model, GgufProblem> {
+        let config = self.config()?;
+        self.refuse_unknown_tensors(&config)?;
+        Model::new(config, self)
     }
 
     fn config(&self) -> Result<ModelConfig, GgufProblem> {

