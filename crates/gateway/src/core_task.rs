@@ -203,7 +203,7 @@ impl CoreTask {
                 event
             }
             Action::Resync { worker, from_sequence } => {
-                self.telemetry.gap(worker);
+                self.telemetry.kv_resync(worker);
                 let order = Resync { from_sequence };
                 let taken = self
                     .resyncs

@@ -68,6 +68,7 @@ pub(crate) struct Telemetry {
     leg_failures: Family<CauseLabel, Counter>,
     kv_batches: Family<WorkerLabel, Counter>,
     kv_gaps: Family<WorkerLabel, Counter>,
+    kv_resyncs: Family<WorkerLabel, Counter>,
     kv_unmapped: Family<WorkerLabel, Counter>,
     queued: Gauge,
     in_flight: Gauge,
@@ -97,6 +98,7 @@ impl Telemetry {
             leg_failures: Family::default(),
             kv_batches: Family::default(),
             kv_gaps: Family::default(),
+            kv_resyncs: Family::default(),
             kv_unmapped: Family::default(),
             queued: Gauge::default(),
             in_flight: Gauge::default(),
@@ -142,7 +144,12 @@ impl Telemetry {
     fn register_workers(&mut self) {
         let registry = &mut self.registry;
         registry.register("kv_event_batches", "Batches of KV events", self.kv_batches.clone());
-        registry.register("kv_event_gaps", "Replays that the core asked for", self.kv_gaps.clone());
+        registry.register(
+            "kv_event_gaps",
+            "Gaps in the numbers of KV events",
+            self.kv_gaps.clone(),
+        );
+        registry.register("kv_resyncs", "Replays that the core asked for", self.kv_resyncs.clone());
         registry.register(
             "kv_blocks_unmapped",
             "Stored blocks without a known parent",
@@ -206,9 +213,14 @@ impl Telemetry {
         self.kv_unmapped.get_or_create(&label).inc_by(unmapped);
     }
 
-    /// The core asked for a replay.
-    pub(crate) fn gap(&self, worker: WorkerId) {
+    /// A worker's KV events skipped a number.
+    pub(crate) fn kv_gap(&self, worker: WorkerId) {
         self.kv_gaps.get_or_create(&self.label(worker)).inc();
+    }
+
+    /// The core asked for a replay.
+    pub(crate) fn kv_resync(&self, worker: WorkerId) {
+        self.kv_resyncs.get_or_create(&self.label(worker)).inc();
     }
 
     fn label(&self, worker: WorkerId) -> WorkerLabel {

@@ -108,6 +108,7 @@ impl Feed {
             return;
         }
         if frame.sequence > self.next {
+            self.telemetry.kv_gap(self.worker);
             self.replay(self.next).await;
         }
         if frame.sequence >= self.next {

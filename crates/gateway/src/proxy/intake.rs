@@ -60,7 +60,25 @@ struct Parsed {
     params: GenerationParams,
     text: Text,
     /// Where the router has the model's vocabulary, or the client sent tokens.
-    tokens: Option<Vec<u32>>,
+    tokenised: Option<Tokenised>,
+}
+
+/// A prompt's tokens, and its blocks.
+struct Tokenised {
+    tokens: Arc<[u32]>,
+    prompt: Prompt,
+}
+
+impl Tokenised {
+    fn new(tokens: Vec<u32>, block_size: u32) -> Result<Self, ApiError> {
+        if tokens.is_empty() {
+            return Err(ApiError::invalid("the prompt has no tokens, expected one or more"));
+        }
+        Ok(Self {
+            prompt: Prompt::of_tokens(&tokens, block_size),
+            tokens: tokens.into(),
+        })
+    }
 }
 
 impl TurnRequest {
@@ -75,25 +93,27 @@ impl TurnRequest {
         bytes: Bytes,
     ) -> Result<Self, Rejection> {
         let received = shell.clock.now();
-        let vocabulary = shell.tokeniser.vocabulary();
+        let (tokeniser, block_size) = (&shell.tokeniser, shell.block_size);
+        let vocabulary = tokeniser.vocabulary();
         let legs = forwarded(&headers);
-        let parse = move || parse(endpoint, &headers, &bytes, vocabulary.as_deref());
-        let parsed = shell.tokeniser.heavy(parse).await?;
-        let model = shell.fleet.served_model(parsed.params.model.as_deref())?;
-        let tokens = match parsed.tokens {
-            Some(tokens) => tokens,
-            None => shell.tokeniser.ask(&parsed.text).await?,
-        };
-        if tokens.is_empty() {
-            return Err(ApiError::invalid("the prompt has no tokens, expected one or more").into());
-        }
-        let room = shell
-            .fleet
-            .longest_context()
-            .map_or(u32::MAX, |context| context.saturating_sub(length(&tokens)));
+        let parse = move || parse(endpoint, &headers, &bytes, vocabulary.as_deref(), block_size);
         let Parsed {
-            body, session, params, ..
-        } = parsed;
+            body,
+            session,
+            params,
+            text,
+            tokenised,
+        } = tokeniser.heavy(parse).await?;
+        let model = shell.fleet.served_model(params.model.as_deref())?;
+        let Tokenised { tokens, prompt } = match tokenised {
+            Some(tokenised) => tokenised,
+            None => {
+                let tokens = tokeniser.ask(&text).await?;
+                tokeniser.heavy(move || Tokenised::new(tokens, block_size)).await?
+            }
+        };
+        let context = shell.fleet.longest_context();
+        let room = context.map_or(u32::MAX, |context| context.saturating_sub(prompt.tokens));
         let implied = match endpoint {
             Endpoint::Chat => room,
             Endpoint::Completions => room.min(COMPLETION_TOKENS),
@@ -109,9 +129,9 @@ impl TurnRequest {
             body: Arc::new(body),
             model,
             session,
-            prompt: Prompt::of_tokens(&tokens, shell.block_size),
-            tokens: tokens.into(),
-            block_size: shell.block_size,
+            prompt,
+            tokens,
+            block_size,
             // A client without a limit means the context; booking all of it would keep everybody else out.
             output_tokens: output_limit.min(params.max_tokens.unwrap_or(shell.default_output_tokens)),
             output_limit,
@@ -159,6 +179,7 @@ fn parse(
     headers: &HeaderMap,
     bytes: &Bytes,
     vocabulary: Option<&Vocabulary>,
+    block_size: u32,
 ) -> Result<Parsed, ApiError> {
     let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
     let session = session_of(headers, &body)?;
@@ -168,12 +189,13 @@ fn parse(
         (_, Some(vocabulary)) => Some(encode(vocabulary, &text)?),
         (_, None) => None,
     };
+    let tokenised = tokens.map(|tokens| Tokenised::new(tokens, block_size)).transpose()?;
     Ok(Parsed {
         body,
         session,
         params,
         text,
-        tokens,
+        tokenised,
     })
 }
 
@@ -209,8 +231,4 @@ fn forwarded(headers: &HeaderMap) -> HeaderMap {
         }
     }
     kept
-}
-
-fn length(tokens: &[u32]) -> u32 {
-    u32::try_from(tokens.len()).unwrap_or(u32::MAX)
 }

@@ -116,6 +116,7 @@ async fn a_client_without_a_stream_never_sees_a_break() {
         Act::Refuse(500),
         Act::Refuse(503),
         Act::NoEnd,
+        Act::NoMark,
     ]
     .into_iter()
     .enumerate()
@@ -159,17 +160,26 @@ async fn an_engine_that_hides_its_tokens_is_not_continued() {
 
 #[tokio::test]
 async fn an_answer_that_lacks_only_its_end_is_whole() {
-    let cluster = Cluster::start(&[Role::Both]).await;
-    cluster.engines[0].on_decode(Act::NoEnd);
-    let mut events = cluster
-        .client
-        .stream("/v1/chat/completions", &chat(&messages(5), 5, true))
-        .await;
-    let (events, done) = events.rest().await;
-    assert!(done, "{events:?}");
-    assert_eq!(text_of(&events), answer_to(&tokens_of(&messages(5)), 5));
-    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
-    assert_eq!(cluster.engines[0].decodes().len(), 1);
+    for act in [Act::NoEnd, Act::NoMark] {
+        let cluster = Cluster::start(&[Role::Both]).await;
+        cluster.engines[0].on_decode(act.clone());
+        let body = chat(&messages(5), 5, true);
+        let mut events = cluster.client.stream("/v1/chat/completions", &body).await;
+        let (events, done) = events.rest().await;
+        assert!(done, "{act:?}: {events:?}");
+        assert_eq!(text_of(&events), answer_to(&tokens_of(&messages(5)), 5), "{act:?}");
+        assert_eq!(
+            events.last().unwrap()["choices"][0]["finish_reason"],
+            "length",
+            "{act:?}"
+        );
+        assert_eq!(
+            cluster.engines[0].decodes().len(),
+            1,
+            "{act:?}: nothing is left to generate"
+        );
+        cluster.until_idle().await;
+    }
 }
 
 #[tokio::test]

@@ -197,6 +197,9 @@ async fn connections_to_engines_are_used_again() {
             .await;
         assert_eq!(answer.status, 200);
         cluster.turn().await;
+        cluster.engines[0]
+            .until("the body has ended", |engine| engine.open() == 0)
+            .await;
     }
     let connections = cluster.engines[0].connections();
     assert!(

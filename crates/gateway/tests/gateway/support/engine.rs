@@ -35,8 +35,10 @@ pub enum Act {
     CutAfter(usize),
     /// Sends an error event after so many tokens.
     ErrorAfter(usize),
-    /// Ends the stream after its last token without saying so.
+    /// Cuts the connection after the last token, without a word that it was the last.
     NoEnd,
+    /// Cuts the connection after the last token, which says that it is the last.
+    NoMark,
     /// Never answers.
     Hang,
     /// Answers a prefill without parameters.
@@ -375,77 +377,116 @@ fn streamed(app: App, seen: Seen, act: Option<Act>, open: Open) -> Response {
 
 type Sender = tokio::sync::mpsc::Sender<Result<String, std::io::Error>>;
 
+/// An answer under way.
+struct Answering<'a> {
+    app: &'a App,
+    seen: &'a Seen,
+    act: Option<Act>,
+    sender: &'a Sender,
+    chat: bool,
+}
+
 async fn produce(app: &App, seen: &Seen, act: Option<Act>, sender: &Sender) {
     let chat = seen.path.ends_with("chat/completions");
-    let id = format!(
-        "{}-{}",
-        if chat { "chatcmpl" } else { "cmpl" },
-        seen.headers["x-request-id"].to_str().unwrap()
-    );
-    let prompt = prompt_of(app, &seen.body);
-    let limit = ["max_completion_tokens", "max_tokens"]
-        .iter()
-        .find_map(|name| seen.body[name].as_u64())
-        .unwrap_or(16);
-    let with_tokens = seen.body["return_token_ids"] == true && !app.engine.silent_about_tokens.load(Ordering::SeqCst);
-    let send = async |data: Value| drop(sender.send(Ok(format!("data: {data}\n\n"))).await);
-    let chunk = |choices: Value| {
-        let object = if chat {
-            "chat.completion.chunk"
-        } else {
-            "text_completion"
-        };
-        json!({"id": id, "object": object, "created": 7, "model": MODEL, "choices": choices})
+    let answering = Answering {
+        app,
+        seen,
+        act,
+        sender,
+        chat,
     };
-    if chat {
-        send(chunk(
-            json!([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]),
-        ))
-        .await;
+    let prompt = prompt_of(app, &seen.body);
+    if let Some(output) = answering.tokens(&prompt).await {
+        answering.end(prompt.len(), output).await;
     }
-    let mut tokens = prompt.clone();
-    for index in 0..usize::try_from(limit).unwrap() {
-        match act {
-            Some(Act::CutAfter(count)) if count == index => {
-                drop(sender.send(Err(std::io::Error::other("cut"))).await);
-                return;
-            }
-            Some(Act::ErrorAfter(count)) if count == index => {
-                return send(json!({"error": {"message": "scripted", "type": "x", "code": 500}})).await;
-            }
-            _ => {}
+}
+
+impl Answering<'_> {
+    /// Sends the tokens; says how many, where the answer ends as it should.
+    async fn tokens(&self, prompt: &[u32]) -> Option<usize> {
+        if self.chat {
+            let role = json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null});
+            self.send(&self.chunk(json!([role]))).await;
         }
-        app.tokens.acquire().await.unwrap().forget();
-        let token = next_token(&tokens);
-        tokens.push(token);
+        let wanted = ["max_completion_tokens", "max_tokens"];
+        let limit = wanted
+            .iter()
+            .find_map(|name| self.seen.body[name].as_u64())
+            .unwrap_or(16);
+        let limit = usize::try_from(limit).unwrap();
+        let mut tokens = prompt.to_vec();
+        for index in 0..limit {
+            match self.act {
+                Some(Act::CutAfter(count)) if count == index => {
+                    self.cut().await;
+                    return None;
+                }
+                Some(Act::ErrorAfter(count)) if count == index => {
+                    self.send(&json!({"error": {"message": "scripted", "type": "x", "code": 500}}))
+                        .await;
+                    return None;
+                }
+                _ => {}
+            }
+            self.app.tokens.acquire().await.unwrap().forget();
+            tokens.push(next_token(&tokens));
+            let choice = self.choice(
+                tokens[tokens.len() - 1],
+                index + 1 == limit && !matches!(self.act, Some(Act::NoEnd)),
+            );
+            self.send(&self.chunk(json!([choice]))).await;
+        }
+        if matches!(self.act, Some(Act::NoEnd | Act::NoMark)) {
+            self.cut().await;
+            return None;
+        }
+        Some(limit)
+    }
+
+    fn choice(&self, token: u32, last: bool) -> Value {
         let text = char::from(u8::try_from(token).unwrap()).to_string();
-        let last = index + 1 == usize::try_from(limit).unwrap() && !matches!(act, Some(Act::NoEnd));
         let finish = last.then_some("length");
-        let mut choice = if chat {
+        let mut choice = if self.chat {
             json!({"index": 0, "delta": {"content": text}, "finish_reason": finish})
         } else {
             json!({"index": 0, "text": text, "finish_reason": finish})
         };
-        if with_tokens {
+        let secret = self.app.engine.silent_about_tokens.load(Ordering::SeqCst);
+        if self.seen.body["return_token_ids"] == true && !secret {
             choice["token_ids"] = json!([token]);
         }
-        send(chunk(json!([choice]))).await;
+        choice
     }
-    if matches!(act, Some(Act::NoEnd)) {
-        drop(sender.send(Err(std::io::Error::other("cut"))).await);
-        return;
+
+    async fn end(&self, prompt: usize, output: usize) {
+        if self.seen.body["stream_options"]["include_usage"] == true {
+            let mut last = self.chunk(json!([]));
+            last["usage"] = json!({"prompt_tokens": prompt, "completion_tokens": output,
+                "total_tokens": prompt + output, "prompt_tokens_details": {"cached_tokens": 3}});
+            self.send(&last).await;
+        }
+        drop(self.sender.send(Ok("data: [DONE]\n\n".to_owned())).await);
+        // The end of the body comes later than its last event, as from servers that send them one by one.
+        for _ in 0..1_000 {
+            tokio::task::yield_now().await;
+        }
     }
-    if seen.body["stream_options"]["include_usage"] == true {
-        let output = tokens.len() - prompt.len();
-        let mut last = chunk(json!([]));
-        last["usage"] = json!({"prompt_tokens": prompt.len(), "completion_tokens": output,
-            "total_tokens": tokens.len(), "prompt_tokens_details": {"cached_tokens": 3}});
-        send(last).await;
+
+    fn chunk(&self, choices: Value) -> Value {
+        let (kind, object) = match self.chat {
+            true => ("chatcmpl", "chat.completion.chunk"),
+            false => ("cmpl", "text_completion"),
+        };
+        let id = format!("{kind}-{}", self.seen.headers["x-request-id"].to_str().unwrap());
+        json!({"id": id, "object": object, "created": 7, "model": MODEL, "choices": choices})
     }
-    drop(sender.send(Ok("data: [DONE]\n\n".to_owned())).await);
-    // The end of the body comes later than its last event, as from servers that send them one by one.
-    for _ in 0..1_000 {
-        tokio::task::yield_now().await;
+
+    async fn send(&self, data: &Value) {
+        drop(self.sender.send(Ok(format!("data: {data}\n\n"))).await);
+    }
+
+    async fn cut(&self) {
+        drop(self.sender.send(Err(std::io::Error::other("cut"))).await);
     }
 }
 
