@@ -9,7 +9,8 @@
 //!    `dp-cache-aware`) is left only if another plan is estimated to be cheaper, so that on a data-parallel cluster this
 //!    policy is sticky wherever that one is.
 //! 3. Without a home the least estimate wins: `seed` or `reseed` through a prefill worker; `local` where a worker does both,
-//!    where nobody can prefill for it, or where next to nothing is to be computed (`local_tokens`).
+//!    where nobody can prefill for it, where next to nothing is to be computed (`local_tokens`), or where the prefill workers
+//!    are so far behind that they would take `overflow` times as long, the wait for a place in their queue included.
 //!
 //! ```text
 //! prefill  = (prefill tokens queued there + tokens that it lacks) / prefill_tps
@@ -35,6 +36,8 @@ pub struct HomingConfig {
     pub local_tokens: u32,
     /// A longer tail is appended still if a prefill worker had to compute at least so many times its tokens.
     pub heavy: f64,
+    /// A decode-only worker prefills a whole prompt itself if prefill workers would take so many times as long.
+    pub overflow: f64,
     /// Prompt tokens that a worker prefills in a second.
     pub prefill_tps: f64,
     /// Prompt tokens whose KV a link moves in a second.
@@ -56,7 +59,8 @@ impl Default for HomingConfig {
         Self {
             append_tokens: 4_096,
             local_tokens: 512,
-            heavy: 8.0,
+            heavy: 4.0,
+            overflow: 3.0,
             // Of the step-time calibration: an H20 at 8K tokens of context; 10 GB/s at 98,304 bytes a token.
             prefill_tps: 15_000.0,
             transfer_tps: 100_000.0,
@@ -76,6 +80,7 @@ impl HomingConfig {
             append_tokens: parameters.whole("append_tokens", default.append_tokens)?,
             local_tokens: parameters.whole("local_tokens", default.local_tokens)?,
             heavy: parameters.number("heavy", default.heavy)?,
+            overflow: parameters.number("overflow", default.overflow)?,
             prefill_tps: parameters.positive("prefill_tps", default.prefill_tps)?,
             transfer_tps: parameters.positive("transfer_tps", default.transfer_tps)?,
             request_s: parameters.number("request_s", default.request_s)?,
@@ -164,13 +169,25 @@ impl Homing {
         else {
             return alone;
         };
-        let appends =
-            decode.exclusive_tokens > 0 && !turn.new_family && self.is_cheaper_to_append(board, decode, &seeded, turn);
-        if appends || decode.role == Role::Both && alone.score <= seeded.score {
+        let takes_all = match decode.role {
+            Role::Both => alone.score <= seeded.score,
+            Role::Decode | Role::Prefill => self.overflows(&alone, &seeded, turn),
+        };
+        if takes_all || self.is_cheaper_to_append(board, decode, &seeded, turn) {
             alone
         } else {
             seeded
         }
+    }
+
+    /// Whether the prefill workers are so far behind that a decode-only worker had better do their work.
+    fn overflows(&self, alone: &Considered, seeded: &Considered, turn: &TurnView) -> bool {
+        let waited_s = if seeded.denied.is_some() {
+            turn.waited.as_secs_f64()
+        } else {
+            0.0
+        };
+        alone.denied.is_none() && seeded.score + waited_s > alone.score * self.config.overflow
     }
 
     /// Whether so little is to be computed that no prefill worker is worth it.
@@ -184,11 +201,12 @@ impl Homing {
         decode.lacks(turn) <= bound
     }
 
-    /// Whether the prefill worker of this plan would compute many times what the decode worker lacks.
+    /// Whether the decode worker holds so much that the prefill worker of this plan would compute many times what it lacks.
     fn is_cheaper_to_append(&self, board: &Board, decode: &WorkerView, seeded: &Considered, turn: &TurnView) -> bool {
         let prefill = seeded.plan.prefill.and_then(|prefill| board.worker(prefill));
         let computes = prefill.map_or(turn.prompt_tokens, |prefill| prefill.lacks(turn));
-        f64::from(computes) >= self.config.heavy * f64::from(decode.lacks(turn))
+        let holds = !turn.new_family && decode.exclusive_tokens > 0;
+        holds && f64::from(computes) >= self.config.heavy * f64::from(decode.lacks(turn))
     }
 
     fn alone(&self, worker: &WorkerView, turn: &TurnView) -> Considered {
@@ -303,8 +321,9 @@ mod tests {
     fn small_tails_are_appended_and_heavy_ones_prefilled_elsewhere() {
         check(PD, |board| later(board, 3, 19_000), Some((Path::Append, None, 3)));
         check(PD, |board| later(board, 3, 15_904), Some((Path::Append, None, 3)));
-        check(PD, |board| later(board, 3, 15_903), Some((Path::Reseed, Some(0), 3)));
-        // The prefill worker would compute eight times the tail.
+        check(PD, |board| later(board, 3, 14_999), Some((Path::Reseed, Some(0), 3)));
+        // The prefill worker would compute four times the tail.
+        check(PD, |board| later(board, 3, 15_000), Some((Path::Append, None, 3)));
         let long = |board: &mut Board| TurnView {
             prompt_tokens: 80_000,
             ..later(board, 3, 70_000)
@@ -360,6 +379,31 @@ mod tests {
         check([Role::Decode; 2], |_| turn(), Some((Path::Local, None, 0)));
         let half_gone = |board: &mut Board| later(board, 2, 9_999);
         check(DP, half_gone, Some((Path::Append, None, 2)));
+    }
+
+    #[test]
+    fn decode_workers_help_when_prefill_workers_are_far_behind() {
+        // Alone: 20,000 tokens at 15,000 a second, and a fifth of the pool: 1.53 s.
+        let behind = |tokens| {
+            move |board: &mut Board| {
+                for prefill in 0..2 {
+                    board.workers[prefill].account.prefill_tokens = tokens;
+                }
+                turn()
+            }
+        };
+        check(PD, behind(40_000), Some((Path::Seed, Some(0), 2)));
+        check(PD, behind(46_500), Some((Path::Local, None, 2)));
+        let full = |waited| {
+            move |board: &mut Board| {
+                for prefill in 0..2 {
+                    board.workers[prefill].denies_prefill = Some(Denied::PrefillTokens);
+                }
+                TurnView { waited, ..turn() }
+            }
+        };
+        check(PD, full(Duration::from_secs(2)), None);
+        check(PD, full(Duration::from_secs(3)), Some((Path::Local, None, 2)));
     }
 
     #[test]
