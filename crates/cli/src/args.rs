@@ -143,7 +143,7 @@ impl RoleArg {
 #[derive(Args, Debug, Clone)]
 pub struct WorkloadArgs {
     /// A trace file (.jsonl, also .zst or .gz) or a generator such as `gen:agent:sessions=60`.
-    #[arg(long, value_name = "TRACE", required_unless_present = "events")]
+    #[arg(long, value_name = "TRACE")]
     pub trace: Option<String>,
     /// Divide the recorded gaps by this.
     #[arg(long, default_value_t = 1.0, value_name = "X", value_parser = positive)]

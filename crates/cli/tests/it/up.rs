@@ -20,7 +20,7 @@ async fn metric(worker: &str, name: &str) -> f64 {
 #[tokio::test]
 async fn a_conversation_finds_home() {
     let up = Up::start(&["--model", "tiny"]).await;
-    let mut messages = vec![json!({"role": "system", "content": "Answer as well as a random model can. ".repeat(12)})];
+    let mut messages = vec![json!({"role": "system", "content": "Answer as well as a random model can. ".repeat(20)})];
     let mut paths = Vec::new();
     for turn in 0..3 {
         messages.push(json!({"role": "user", "content": format!("question number {turn}")}));
@@ -111,7 +111,7 @@ async fn busy_decode(up: &Up) -> Option<String> {
 /// What the router thinks of a worker.
 async fn state(up: &Up, name: &str) -> String {
     let workers = up.json("/admin/workers").await;
-    let of = workers["workers"]
+    let of = workers["data"]
         .as_array()
         .into_iter()
         .flatten()
