@@ -9,7 +9,7 @@
 
 mod cluster;
 
-use cluster::{Cluster, End, Job, Outputs, cold};
+use cluster::{Cluster, End, Job, Outputs, Row, cold};
 use homing_engine::api::{EngineConfig, Transfer};
 use homing_model::{Model, ModelSpec, TINY_SEED, default_cache_dir, open};
 use homing_units::{BootEpoch, Duration, Rng, rng_for};
@@ -62,6 +62,8 @@ struct Turn {
     session: usize,
     prompt: Vec<u32>,
     outputs: u32,
+    /// What a cold worker answers, once it was asked.
+    cold: Option<Vec<Row>>,
     decode: usize,
     state: State,
     /// Given up after so many more moments.
@@ -90,7 +92,7 @@ impl<'a> Schedule<'a> {
             .map(|node| EngineConfig {
                 boot_epoch: BootEpoch(node as u64 + 1),
                 block_size: BLOCK,
-                kv_blocks: rng.random_range(24..34),
+                kv_blocks: rng.random_range(24..30),
                 max_batch_tokens: rng.random_range(3..40),
                 max_running: rng.random_range(2..6),
                 export_lease: Duration::from_micros(rng.random_range(400..4000)),
@@ -101,7 +103,7 @@ impl<'a> Schedule<'a> {
         let mut cluster = Cluster::new(model, &configs);
         cluster.breaks = rng.random_bool(0.3);
         let shared = tokens(&mut rng, 13);
-        let sessions = (0..rng.random_range(3..7)).map(|_| {
+        let sessions = (0..rng.random_range(3..6)).map(|_| {
             let own = rng.random_range(1..14);
             let history = [shared.clone(), tokens(&mut rng, own)].concat();
             Session {
@@ -120,7 +122,7 @@ impl<'a> Schedule<'a> {
     }
 
     fn run(mut self) -> Seen {
-        for _ in 0..self.rng.random_range(3..6) {
+        for _ in 0..self.rng.random_range(2..5) {
             self.round();
         }
         self.cluster.settle(&mut self.rng);
@@ -181,6 +183,7 @@ impl<'a> Schedule<'a> {
             session: index,
             prompt,
             outputs,
+            cold: None,
             decode,
             state,
             abort_in,
@@ -294,11 +297,15 @@ impl<'a> Schedule<'a> {
             .extend(output.rows.iter().take(kept as usize).map(|row| row.0));
     }
 
-    fn compare(&mut self, turn: &Turn, output: &Outputs, count: u32) {
-        let expected = cold(self.model, &turn.prompt, count, 11);
+    /// Compares a leg's rows with the first ones of a cold worker, which is asked once for each turn.
+    fn compare(&mut self, turn: &mut Turn, output: &Outputs, count: u32) {
+        let expected = turn
+            .cold
+            .get_or_insert_with(|| cold(self.model, &turn.prompt, turn.outputs, 11));
         let path = turn.path;
         assert_eq!(
-            output.rows, expected,
+            output.rows,
+            expected[..count as usize],
             "path {path:?}, prompt {:?}: tokens and digests of logits",
             turn.prompt
         );
@@ -346,7 +353,7 @@ impl Seen {
             ("acknowledged exports", u64::from(self.acked)),
         ];
         for (what, count) in kinds {
-            assert!(count > 20, "hardly any {what}: {self:?}");
+            assert!(count > 5, "hardly any {what}: {self:?}");
         }
     }
 }
