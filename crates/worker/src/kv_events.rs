@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
+use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 
 /// Batches that are kept for a replay at most.
 pub const REPLAY_BATCHES_MAX: usize = 10_000;
@@ -94,21 +94,21 @@ impl EventSockets {
     /// Binds both sockets; port 0 takes a free one.
     ///
     /// # Errors
-    /// When an address cannot be bound.
-    pub async fn bind(events: SocketAddr, replay: SocketAddr) -> Result<Self, ZmqError> {
-        let mut sockets = Self {
-            events: PubSocket::new(),
-            replay: RouterSocket::new(),
-            events_addr: events,
-            replay_addr: replay,
-        };
-        sockets
-            .events_addr
-            .set_port(bound_port(&sockets.events.bind(&format!("tcp://{events}")).await?));
-        sockets
-            .replay_addr
-            .set_port(bound_port(&sockets.replay.bind(&format!("tcp://{replay}")).await?));
-        Ok(sockets)
+    /// The address that could not be bound, and why.
+    pub async fn bind(events: SocketAddr, replay: SocketAddr) -> Result<Self, (SocketAddr, ZmqError)> {
+        let (mut events_socket, mut replay_socket) = (PubSocket::new(), RouterSocket::new());
+        let events_addr = bind(&mut events_socket, events)
+            .await
+            .map_err(|error| (events, error))?;
+        let replay_addr = bind(&mut replay_socket, replay)
+            .await
+            .map_err(|error| (replay, error))?;
+        Ok(Self {
+            events: events_socket,
+            replay: replay_socket,
+            events_addr,
+            replay_addr,
+        })
     }
 
     /// Publishes and replays until `stop`.
@@ -164,12 +164,12 @@ fn medium(tier: Tier) -> String {
     }
 }
 
-fn bound_port(endpoint: &zeromq::Endpoint) -> u16 {
-    match endpoint {
-        zeromq::Endpoint::Tcp(_, port) => *port,
-        // Only TCP addresses are bound here.
-        _ => 0,
+/// Binds a socket; the address with the port that it got.
+async fn bind(socket: &mut impl Socket, mut address: SocketAddr) -> Result<SocketAddr, ZmqError> {
+    if let Endpoint::Tcp(_, port) = socket.bind(&format!("tcp://{address}")).await? {
+        address.set_port(port);
     }
+    Ok(address)
 }
 
 async fn publish(mut socket: PubSocket, topic: &str, ring: &EventRing, stop: &CancellationToken) {

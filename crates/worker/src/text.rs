@@ -111,6 +111,8 @@ impl TextStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homing_units::rng_for;
+    use rand::Rng as _;
 
     /// Feeds `text` byte by byte; the pieces, and the rest where no stop string came.
     fn run(text: &[u8], stops: &[&str], include: bool) -> (Vec<String>, Option<String>) {
@@ -186,5 +188,58 @@ mod tests {
     fn a_stop_string_can_be_part_of_the_output() {
         let (pieces, stopped) = run(b"say END now", &["END"], true);
         assert_eq!((pieces.concat().as_str(), stopped.as_deref()), ("say END", Some("END")));
+    }
+
+    /// All text at once: where a stop string first comes up while tokens are added, it ends there.
+    fn naive(tokens: &[u32], stops: &[String]) -> (String, Option<String>) {
+        let tokenizer = Tokenizer::bytes();
+        for count in 1..=tokens.len() {
+            let mut decoder = tokenizer.stream();
+            let text: String = tokens[..count].iter().map(|token| decoder.push(*token)).collect();
+            let first = stops
+                .iter()
+                .filter_map(|stop| Some((text.find(stop.as_str())?, stop)))
+                .min();
+            if let Some((start, stop)) = first {
+                return (text[..start].to_owned(), Some(stop.clone()));
+            }
+        }
+        (tokenizer.decode(tokens), None)
+    }
+
+    #[test]
+    fn pieces_add_up_to_what_decoding_at_once_gives() {
+        for seed in 0..3000 {
+            let mut rng = rng_for(seed, "text");
+            let mut pick = |choices: &[u8]| choices[rng.next_u64() as usize % choices.len()];
+            // Few different bytes, some of them parts of `é`, so that stop strings and broken characters are frequent.
+            let tokens: Vec<u32> = (0..30).map(|_| u32::from(pick(b"aaabb\xc3\xa9"))).collect();
+            let strings: Vec<String> = (0..pick(&[0, 1, 2]))
+                .map(|_| {
+                    (0..pick(&[1, 2, 3, 4]))
+                        .map(|_| ['a', 'b', 'é'][usize::from(pick(&[0, 1, 2]))])
+                        .collect()
+                })
+                .collect();
+            let (text, stop) = naive(&tokens, &strings);
+            let stops = StopStrings {
+                strings: strings.clone(),
+                include: false,
+            };
+            let mut stream = TextStream::new(&Tokenizer::bytes(), stops);
+            let (mut shown, mut stopped) = (String::new(), None);
+            for token in &tokens {
+                let piece = stream.push(*token, true);
+                shown.push_str(&piece.text);
+                stopped = piece.stopped_by;
+                if stopped.is_some() {
+                    break;
+                }
+            }
+            if stopped.is_none() {
+                shown.push_str(&stream.finish());
+            }
+            assert_eq!((shown, stopped), (text, stop), "seed {seed}: {tokens:?} {strings:?}");
+        }
     }
 }

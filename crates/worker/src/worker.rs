@@ -166,13 +166,10 @@ impl Sockets {
         let http = tcp("http", listen.http).await?;
         let transfer = tcp("kv transfer", listen.kv_transfer).await?;
         let events = EventSockets::bind(listen.kv_events, listen.kv_replay).await;
-        let events = events.map_err(|error| {
-            let address = listen.kv_events;
-            StartError::Listen {
-                what: "kv events",
-                address,
-                problem: error.to_string(),
-            }
+        let events = events.map_err(|(address, error)| StartError::Listen {
+            what: "kv events",
+            address,
+            problem: error.to_string(),
         })?;
         let address = |listener: &TcpListener, asked| listener.local_addr().unwrap_or(asked);
         let endpoints = Endpoints {
@@ -284,7 +281,7 @@ impl Plan {
         ));
         tasks.close();
         let info = self.info.clone();
-        let thread = self.spawn(thread, outside)?;
+        let thread = self.spawn(thread, outside, stop.clone())?;
         Ok(Worker {
             info,
             engine,
@@ -335,7 +332,13 @@ impl Plan {
         })
     }
 
-    fn spawn(self, thread: EngineThread, outside: Shell) -> Result<std::thread::JoinHandle<()>, StartError> {
+    /// Starts the engine thread. When it ends, in whatever way, the worker stops: without it nobody is served.
+    fn spawn(
+        self,
+        thread: EngineThread,
+        outside: Shell,
+        stop: CancellationToken,
+    ) -> Result<std::thread::JoinHandle<()>, StartError> {
         let Self {
             served, engine, info, ..
         } = self;
@@ -344,11 +347,17 @@ impl Plan {
         let spawned = match served.engine {
             ServedEngine::Model(model) => {
                 let backend = ModelBackend::new(model, engine.block_size, engine.kv_blocks, false);
-                builder.spawn(move || thread.run(Executor::new(engine, backend, tokenizer), outside))
+                builder.spawn(move || {
+                    let _stops = stop.drop_guard();
+                    thread.run(Executor::new(engine, backend, tokenizer), outside);
+                })
             }
             ServedEngine::Steps(model) => {
                 let backend = StepBackend::new(*model, engine.block_size);
-                builder.spawn(move || thread.run(Executor::new(engine, backend, tokenizer), outside))
+                builder.spawn(move || {
+                    let _stops = stop.drop_guard();
+                    thread.run(Executor::new(engine, backend, tokenizer), outside);
+                })
             }
         };
         spawned.map_err(StartError::Thread)

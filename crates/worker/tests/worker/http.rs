@@ -1,7 +1,6 @@
 //! What a client sees: answers, streams, errors, and that nothing is left behind whatever it does.
 
 use crate::client::{Client, greedy, prompt, start, steps, tiny, token_ids};
-use homing_engine::api::Snapshot;
 use homing_wire::metrics_text::names;
 use homing_worker::{Limits, Listen, StartError, Worker, WorkerConfig};
 use http_body_util::BodyExt as _;
@@ -260,44 +259,45 @@ async fn a_thousand_bad_requests_leave_nothing_behind() {
         None,
         None,
     ));
-    for (path, body, status, ..) in wrong.iter().cycle().take(1000) {
+    for (index, (path, body, status, ..)) in wrong.iter().cycle().take(1000).enumerate() {
+        if index % 25 == 0 {
+            hang_up(&client, &prompt(3, 50), 500).await;
+        }
         let answer = client.send("POST", path, &[], body.clone().into()).await;
         assert_eq!(answer.status.as_u16(), *status, "{path} {body}");
         answer.error();
     }
-    let load = worker.status().load;
-    let untouched = Snapshot {
-        blocks_total: 64,
-        blocks_free: 64,
-        ..Snapshot::default()
-    };
-    assert_eq!(load, untouched, "nothing reached the engine");
-    client.until_idle().await;
+    let load = client.until_idle().await;
+    assert_eq!(load.blocks_total, 64, "{load:?}");
+    assert_eq!(worker.status().counters.aborted, 40);
+    let answer = client.greedy(&prompt(4, 900), 50, Value::Null).await;
+    assert_eq!(token_ids(&answer).len(), 50, "the whole pool is there");
     worker.shutdown().await;
+}
+
+/// Begins to read a stream of `tokens` tokens and goes away.
+async fn hang_up(client: &Client, prompt: &[u32], tokens: u32) {
+    let mut body = greedy(prompt, tokens, Value::Null);
+    body["stream"] = json!(true);
+    let response = client
+        .open("POST", "/v1/completions", &[], body.to_string().into())
+        .await;
+    let mut stream = response.into_body();
+    stream.frame().await.expect("the stream begins").expect("well");
 }
 
 #[tokio::test]
 async fn a_client_that_hangs_up_frees_everything() {
     let worker = start(tiny("w0", 256)).await;
     let client = Client::of(&worker);
-    let long = |stream: bool| {
-        let mut body = greedy(&prompt(9, 100), 3000, Value::Null);
-        body["stream"] = json!(stream);
-        body
-    };
     // In the middle of a stream.
-    let response = client
-        .open("POST", "/v1/completions", &[], long(true).to_string().into())
-        .await;
-    let mut stream = response.into_body();
-    stream.frame().await.expect("the stream begins").expect("well");
-    drop(stream);
+    hang_up(&client, &prompt(9, 100), 3000).await;
     client.until_idle().await;
     // Before anything was answered.
     for _ in 0..3 {
         let asking = tokio::spawn({
             let client = Client::of(&worker);
-            let body = long(false);
+            let body = greedy(&prompt(9, 100), 3000, Value::Null);
             async move { client.complete(&body).await }
         });
         client.until("a running request", |probe| probe.load.running > 0).await;
@@ -305,6 +305,31 @@ async fn a_client_that_hangs_up_frees_everything() {
         client.until_idle().await;
     }
     assert_eq!(worker.status().counters.aborted, 4);
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_up_nobody() {
+    let worker = start(tiny("w0", 256)).await;
+    let client = Client::of(&worker);
+    let mut body = greedy(&prompt(1, 20), 3000, Value::Null);
+    body["stream"] = json!(true);
+    let unread = client
+        .open("POST", "/v1/completions", &[], body.to_string().into())
+        .await;
+    client.greedy(&prompt(2, 20), 5, Value::Null).await;
+    // It is generated to its end, whether it is read or not.
+    client
+        .until("all that was asked for", |probe| probe.load.output_tokens == 3005)
+        .await;
+    client.until_idle().await;
+    let read = unread
+        .into_body()
+        .collect()
+        .await
+        .expect("the stream is whole")
+        .to_bytes();
+    assert!(read.ends_with(b"data: [DONE]\n\n"));
     worker.shutdown().await;
 }
 
