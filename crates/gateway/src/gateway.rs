@@ -32,6 +32,8 @@ use tokio_util::task::TaskTracker;
 const TURN_LOGS: usize = 1_024;
 /// Replays that wait for one worker: a second one while one is under way is refused.
 const RESYNCS: usize = 1;
+/// Largest own block, in tokens.
+const BLOCK_SIZE_MAX: u32 = 4_096;
 /// How long the end of a request's task may take once it is not waited for any longer.
 const ABANDON_GRACE: Duration = Duration::from_millis(500);
 
@@ -80,7 +82,7 @@ impl Gateway {
     /// The configuration makes no sense, the tokenizer's model cannot be opened, the address is taken, or the recording
     /// cannot be written.
     pub async fn start(config: GatewayConfig) -> Result<Self, GatewayError> {
-        check(&config)?;
+        config.check()?;
         let vocabulary = open_tokenizer(&config).await?;
         let listen = |error| GatewayError::Listen {
             address: config.listen,
@@ -293,29 +295,37 @@ fn recorder(config: &GatewayConfig) -> Result<Option<Recorder>, GatewayError> {
     })
 }
 
-fn check(config: &GatewayConfig) -> Result<(), GatewayError> {
-    let wrong = |message: String| Err(GatewayError::Config(message));
-    let block_size = config.router.block_size;
-    if !(1..=4_096).contains(&block_size) {
-        return wrong(format!("`block_size` is `{block_size}`, expected 1 to 4096 tokens"));
-    }
-    let mut names = HashSet::new();
-    for member in Fleet::new(&config.workers).members() {
-        let WorkerSpec { url, .. } = &member.spec;
-        let uri: Option<http::Uri> = url.parse().ok();
-        if !uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {
+impl GatewayConfig {
+    /// Checks what the types do not: that a gateway could be started from it.
+    ///
+    /// # Errors
+    /// A setting makes no sense ([`GatewayError::Config`]).
+    pub fn check(&self) -> Result<(), GatewayError> {
+        let wrong = |message: String| Err(GatewayError::Config(message));
+        let block_size = self.router.block_size;
+        if !(1..=BLOCK_SIZE_MAX).contains(&block_size) {
             return wrong(format!(
-                "the worker `{url}` has no usable address, expected such as `http://127.0.0.1:8000`"
+                "`block_size` is `{block_size}`, expected 1 to {BLOCK_SIZE_MAX} tokens"
             ));
         }
-        if !names.insert(member.name.clone()) {
-            return wrong(format!(
-                "two workers are called `{}`, expected each name once",
-                member.name
-            ));
+        let mut names = HashSet::new();
+        for member in Fleet::new(&self.workers).members() {
+            let WorkerSpec { url, .. } = &member.spec;
+            let uri: Option<http::Uri> = url.parse().ok();
+            if !uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {
+                return wrong(format!(
+                    "the worker `{url}` has no address, expected such as `http://127.0.0.1:8000`"
+                ));
+            }
+            if !names.insert(member.name.clone()) {
+                return wrong(format!(
+                    "two workers are called `{}`, expected each name once",
+                    member.name
+                ));
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Differs between two lives of the gateway, as far as 32 bits of the clock can.

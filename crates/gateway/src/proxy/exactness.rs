@@ -10,7 +10,7 @@ use homing_wire::openai::Body;
 pub(crate) type Blocker = &'static str;
 
 /// Fields that change nothing about the tokens, or act on each token by itself.
-const HARMLESS: [&str; 31] = [
+const HARMLESS: [&str; 26] = [
     "model",
     "messages",
     "prompt",
@@ -32,16 +32,23 @@ const HARMLESS: [&str; 31] = [
     "prompt_cache_key",
     "prompt_cache_retention",
     "return_token_ids",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-    "reasoning_effort",
     "parallel_tool_calls",
     "cache_salt",
     "priority",
     "request_id",
     "verbosity",
+];
+
+/// Fields that say how an engine renders a conversation. The router's own rendering does not know them, so its tokens
+/// are the engine's only where the engine says so.
+const RENDERING: [&str; 7] = [
+    "add_generation_prompt",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "reasoning_effort",
 ];
 
 /// Fields that carry over to the request that continues an answer.
@@ -65,7 +72,7 @@ pub(crate) const CARRIED: [&str; 13] = [
 /// that engines of this fleet turn the model's text into tool calls and reasoning: a continuation is raw text.
 pub(crate) fn blocker(body: &Body, parses_output: bool) -> Option<Blocker> {
     body.members()
-        .filter(|(name, _)| !HARMLESS.contains(name))
+        .filter(|(name, _)| !HARMLESS.contains(name) && !RENDERING.contains(name))
         .find_map(|(name, value)| {
             // Member texts come out of a JSON parser, which takes UTF-8 only.
             let text = str::from_utf8(value).ok()?;
@@ -75,6 +82,13 @@ pub(crate) fn blocker(body: &Body, parses_output: bool) -> Option<Blocker> {
                 of_field(name, text, body, parses_output)
             }
         })
+}
+
+/// Whether a request is rendered in a way of its own.
+pub(crate) fn renders_specially(body: &Body) -> bool {
+    RENDERING
+        .iter()
+        .any(|name| body.get(name).is_some_and(|value| value.as_ref() != b"null"))
 }
 
 fn of_field(name: &str, text: &str, body: &Body, parses_output: bool) -> Option<Blocker> {

@@ -186,8 +186,7 @@ impl Flight {
     fn begin_attempt(&mut self, number: u32) {
         let continues = self.client.is_streaming();
         let prompt = if continues {
-            let tokens = [&self.request.tokens[..], self.transcript.sent()].concat();
-            LegPrompt::continued(&self.request.body, &tokens, self.tokens_left())
+            LegPrompt::continued(&self.request.body, &self.tokens_so_far(), self.tokens_left())
         } else {
             LegPrompt::original(self.request.endpoint, Arc::clone(&self.request.body))
         };
@@ -363,6 +362,12 @@ impl Flight {
         self.finished(leg).await;
     }
 
+    /// The prompt as the engine had it, and what the client has of the answer.
+    fn tokens_so_far(&self) -> Vec<u32> {
+        let prompt = self.transcript.prompt().unwrap_or(&self.request.tokens);
+        [prompt, self.transcript.sent()].concat()
+    }
+
     fn tokens_left(&self) -> u32 {
         let sent = u32::try_from(self.transcript.sent().len()).unwrap_or(u32::MAX);
         self.request.output_limit.saturating_sub(sent)
@@ -378,7 +383,7 @@ impl Flight {
         }
         let max_output_tokens = self.tokens_left();
         Resume::After {
-            prompt: self.request.prompt_with(self.transcript.sent()),
+            prompt: self.request.prompt_of(&self.tokens_so_far()),
             max_output_tokens,
         }
     }
@@ -390,7 +395,11 @@ impl Flight {
             let text = self.shell.tokeniser.decode(self.transcript.sent())?;
             (text != self.transcript.text()).then_some("the cut is inside a character")
         };
-        self.transcript.blocker().or_else(cut)
+        let uncertain = || {
+            let uncertain = self.request.renders_specially && self.transcript.prompt().is_none();
+            uncertain.then_some("the engine does not say how it rendered the prompt")
+        };
+        self.transcript.blocker().or_else(uncertain).or_else(cut)
     }
 
     /// The core ends the request.
@@ -504,7 +513,7 @@ impl Flight {
     }
 }
 
-/// The request's id, for the supervisor of a flight.
+/// Runs a flight to its end, also where its task breaks.
 pub(crate) async fn supervised(shell: Arc<Shell>, id: RequestId, flight: Flight) {
     // A broken assertion fails this request: the core must still learn that it is over.
     let task = tokio::spawn(flight.run());

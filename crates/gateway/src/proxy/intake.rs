@@ -1,7 +1,7 @@
 //! From a client's bytes to a turn: validated, tokenised, hashed; everything that can be wrong with it found before the
 //! core hears of it.
 
-use super::exactness::{Blocker, blocker};
+use super::exactness::{Blocker, blocker, renders_specially};
 use super::legs::Endpoint;
 use super::session::{SessionName, session_of};
 use crate::error::Rejection;
@@ -50,6 +50,8 @@ pub(crate) struct TurnRequest {
     pub(crate) edit: AnswerEdit,
     /// Why a broken answer to it cannot go on elsewhere, whatever was sent.
     pub(crate) blocker: Option<Blocker>,
+    /// Whether the engine may have rendered the prompt otherwise than the router.
+    pub(crate) renders_specially: bool,
     headers: HeaderMap,
 }
 
@@ -126,6 +128,7 @@ impl TurnRequest {
             received,
             endpoint,
             blocker: blocker(&body, shell.fleet.parses_output()),
+            renders_specially: renders_specially(&body),
             body: Arc::new(body),
             model,
             session,
@@ -156,9 +159,9 @@ impl TurnRequest {
         }
     }
 
-    /// The prompt with tokens of the answer after it.
-    pub(crate) fn prompt_with(&self, sent: &[u32]) -> Prompt {
-        Prompt::of_tokens(&[&self.tokens[..], sent].concat(), self.block_size)
+    /// These tokens as the core sees them.
+    pub(crate) fn prompt_of(&self, tokens: &[u32]) -> Prompt {
+        Prompt::of_tokens(tokens, self.block_size)
     }
 
     /// The headers of a leg. Its id differs from every other leg's: engines key their requests by it.

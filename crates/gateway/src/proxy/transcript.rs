@@ -19,6 +19,8 @@ pub(crate) struct Transcript {
     identity: Option<(String, u64)>,
     /// The request's model, for chunks made here.
     model: String,
+    /// The prompt as the engine that began the answer says it had it.
+    prompt: Option<Vec<u32>>,
     /// Tokens whose text the client has.
     sent: Vec<u32>,
     /// That text.
@@ -65,6 +67,7 @@ impl Transcript {
             blocker,
             identity: None,
             model: model.to_owned(),
+            prompt: None,
             sent: Vec::new(),
             text: String::new(),
             textless: Vec::new(),
@@ -78,6 +81,7 @@ impl Transcript {
         self.leg = LegState::default();
         self.textless.clear();
         if !continues {
+            self.prompt = None;
             self.sent.clear();
             self.text.clear();
             self.identity = None;
@@ -91,7 +95,7 @@ impl Transcript {
     /// The event is an error, or no chunk.
     pub(crate) fn take(&mut self, data: &Bytes, continues: bool) -> Result<Piece, Fault> {
         let fault = |code: Option<String>, detail: String| Err(Fault { code, detail });
-        let Some(view) = AnswerView::parse(data) else {
+        let Some(mut view) = AnswerView::parse(data) else {
             let start = String::from_utf8_lossy(&data[..data.len().min(80)]);
             return fault(None, format!("expected a chunk, found `{start}`"));
         };
@@ -100,6 +104,9 @@ impl Transcript {
         }
         if matches!(view.finish_reason.as_deref(), Some("error" | "abort")) {
             return fault(None, "the engine ended the request".to_owned());
+        }
+        if !continues {
+            self.prompt = view.prompt_token_ids.take().or(self.prompt.take());
         }
         self.note(&view);
         let is_first_output = view.has_output() && !self.leg.has_output;
@@ -145,6 +152,11 @@ impl Transcript {
     pub(crate) fn blocker(&self) -> Option<Blocker> {
         let unnamed = self.identity.is_none().then_some("the answer has no id");
         self.blocker.or(unnamed)
+    }
+
+    /// The prompt's tokens as the engine that began the answer had them, where it says so.
+    pub(crate) fn prompt(&self) -> Option<&[u32]> {
+        self.prompt.as_deref()
     }
 
     /// Tokens whose text the client has.

@@ -75,6 +75,36 @@ async fn a_stream_goes_on_when_its_worker_is_killed() {
 }
 
 #[tokio::test]
+async fn a_stream_goes_on_from_the_prompt_that_its_engine_had() {
+    let mut cluster = Cluster::start(&TWO).await;
+    for engine in &cluster.engines {
+        engine.render_oddly();
+        engine.hold();
+        engine.release(3);
+    }
+    let messages = messages(30);
+    let mut body = chat(&messages, 10, true);
+    body["chat_template_kwargs"] = json!({"style": "odd"});
+    let mut events = cluster.client.stream("/v1/chat/completions", &body).await;
+    let mut seen = Vec::new();
+    while text_of(&seen).len() < 3 {
+        seen.push(serde_json::from_str::<Value>(&events.next().await.unwrap()).unwrap());
+    }
+    let (busy, other) = split(&mut cluster);
+    cluster.engines[other].release(10);
+    cluster.engines[busy].kill().await;
+    let (rest, done) = events.rest().await;
+    seen.extend(rest);
+    assert!(done, "{seen:?}");
+    let prompt = [vec![0], tokens_of(&messages)].concat();
+    assert_eq!(text_of(&seen), answer_to(&prompt, 10));
+    assert!(
+        seen.iter().all(|event| event.get("prompt_token_ids").is_none()),
+        "nobody asked for them"
+    );
+}
+
+#[tokio::test]
 async fn what_cannot_be_continued_exactly_ends_in_an_error_event() {
     let mut cluster = Cluster::start(&TWO).await;
     let variants = [

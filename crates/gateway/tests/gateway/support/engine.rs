@@ -74,6 +74,8 @@ pub struct Engine {
     born: AtomicU64,
     sick: AtomicBool,
     silent_about_tokens: AtomicBool,
+    /// Puts a token before every conversation that nobody else knows of.
+    renders_oddly: AtomicBool,
     changed: Notify,
 }
 
@@ -160,6 +162,11 @@ impl Fake {
     /// An engine that knows nothing of `return_token_ids`.
     pub fn keep_tokens_secret(&self) {
         self.engine.silent_about_tokens.store(true, Ordering::SeqCst);
+    }
+
+    /// An engine whose chat template is another one than the router's.
+    pub fn render_oddly(&self) {
+        self.engine.renders_oddly.store(true, Ordering::SeqCst);
     }
 
     pub fn seen(&self) -> Vec<Seen> {
@@ -278,7 +285,10 @@ fn prompt_of(app: &App, body: &Value) -> Vec<u32> {
                 add_generation_prompt: true,
                 unix_seconds: 0,
             };
-            app.vocabulary.encode_chat(&input).unwrap()
+            let odd = app.engine.renders_oddly.load(Ordering::SeqCst).then_some(0);
+            odd.into_iter()
+                .chain(app.vocabulary.encode_chat(&input).unwrap())
+                .collect()
         }
     }
 }
@@ -406,7 +416,11 @@ impl Answering<'_> {
     async fn tokens(&self, prompt: &[u32]) -> Option<usize> {
         if self.chat {
             let role = json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null});
-            self.send(&self.chunk(json!([role]))).await;
+            let mut chunk = self.chunk(json!([role]));
+            if self.says_tokens() {
+                chunk["prompt_token_ids"] = json!(prompt);
+            }
+            self.send(&chunk).await;
         }
         let wanted = ["max_completion_tokens", "max_tokens"];
         let limit = wanted
@@ -451,11 +465,14 @@ impl Answering<'_> {
         } else {
             json!({"index": 0, "text": text, "finish_reason": finish})
         };
-        let secret = self.app.engine.silent_about_tokens.load(Ordering::SeqCst);
-        if self.seen.body["return_token_ids"] == true && !secret {
+        if self.says_tokens() {
             choice["token_ids"] = json!([token]);
         }
         choice
+    }
+
+    fn says_tokens(&self) -> bool {
+        self.seen.body["return_token_ids"] == true && !self.app.engine.silent_about_tokens.load(Ordering::SeqCst)
     }
 
     async fn end(&self, prompt: usize, output: usize) {
