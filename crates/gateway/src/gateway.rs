@@ -254,6 +254,7 @@ impl Parts {
             telemetry: self.telemetry,
             tokeniser,
             clock: self.clock,
+            policy: config.router.policy.to_string(),
             block_size: config.router.block_size,
             default_output_tokens: config.limits.default_output_tokens.max(1),
             client_stall: config.clocks.client_stall,

@@ -15,6 +15,7 @@ use crate::tokenise::pass_tokenize;
 use crate::upstream::Answer;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::middleware::map_response_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -31,6 +32,7 @@ type Shared = State<Arc<Shell>>;
 /// How long a client may take for a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
+const REQUEST_ID: &str = "x-request-id";
 const SERVER_SENT_EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const METRICS_TEXT: HeaderValue =
@@ -53,7 +55,18 @@ pub(crate) fn routes(shell: Arc<Shell>, body_bytes: usize) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(body_bytes))
+        .layer(map_response_with_state(Arc::clone(&shell), named))
         .with_state(shell)
+}
+
+/// Every answer has an id, also that of a request which was refused before it was one.
+async fn named(State(shell): Shared, mut response: Response) -> Response {
+    if !response.headers().contains_key(REQUEST_ID) {
+        let name = shell.request_name(shell.next_request());
+        let name = HeaderValue::try_from(name).expect("hexadecimal digits and a number are fit for a header");
+        response.headers_mut().insert(REQUEST_ID, name);
+    }
+    response
 }
 
 async fn chat(State(shell): Shared, headers: HeaderMap, Payload(body): Payload) -> Result<Response, Rejection> {
@@ -116,7 +129,7 @@ fn stream(pieces: mpsc::Receiver<Bytes>) -> impl futures::Stream<Item = Result<B
 
 fn with(route: RouteHeaders, mut response: Response) -> Response {
     let values = [
-        ("x-request-id", Some(route.request)),
+        (REQUEST_ID, Some(route.request)),
         (SESSION_HEADER, route.session),
         ("x-homing-path", route.path.map(str::to_owned)),
         ("x-homing-worker", route.worker),
@@ -217,6 +230,8 @@ async fn workers(State(shell): Shared) -> Result<Response, Rejection> {
     let summary = shell.core.ask(Question::Summary).await.ok_or_else(core_gone)?;
     let body = serde_json::json!({
         "data": summary.workers,
+        "policy": shell.policy,
+        "block_size": shell.block_size,
         "queued_requests": summary.queued,
         "in_flight_requests": summary.flights,
     });

@@ -24,6 +24,8 @@ pub(crate) struct Shell {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) tokeniser: Tokeniser,
     pub(crate) clock: Clock,
+    /// Who decides, with parameters.
+    pub(crate) policy: String,
     pub(crate) block_size: u32,
     pub(crate) default_output_tokens: u32,
     pub(crate) client_stall: Duration,

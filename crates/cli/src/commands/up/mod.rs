@@ -129,13 +129,13 @@ impl Prepared {
             engine.extend(["--kv-tokens".to_owned(), tokens.to_string()]);
         }
         if let Some(profile) = &args.step_model {
-            worker::step_model(profile)?;
+            let model_name = worker::step_model(profile)?.model;
             engine.extend(["--step-model".to_owned(), profile.clone()]);
             let label = format!("the step times of {profile}");
             return Ok(Self {
                 engine,
                 tokenizer: "tiny".to_owned(),
-                model_name: profile.clone(),
+                model_name,
                 label,
             });
         }
