@@ -25,6 +25,7 @@ pub fn run_with(program: &str, arguments: &[&str], environment: &[(&str, &str)])
     let status = Command::new(program)
         .args(arguments)
         .envs(environment.iter().copied())
+        .stdin(Stdio::null())
         .current_dir(root())
         .status()
         .with_context(|| format!("`{program}` could not be started"))?;

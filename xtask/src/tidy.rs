@@ -78,6 +78,11 @@ mod tests {
     }
 
     #[test]
+    fn the_tree_is_tidy() {
+        run().expect("a tidy tree");
+    }
+
+    #[test]
     fn each_rule_is_seen() {
         assert_eq!(complaints("//! Fine.\nfn main() {}\n"), 0);
         assert_eq!(complaints("fn main() {}\n"), 1);
