@@ -15,6 +15,11 @@ use tokio::time::Instant;
 /// Bytes of an answer that is no stream.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
+/// How long the endpoint's workers may take to be ready.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+/// Between two looks whether they are.
+const READY_POLL: Duration = Duration::from_millis(50);
+
 /// Where turns are sent.
 #[derive(Clone)]
 pub struct Endpoint {
@@ -80,6 +85,14 @@ impl Endpoint {
             .body(Full::default())
             .ok()?;
         Some(self.client.request(request).await.ok()?.status().as_u16())
+    }
+
+    /// Waits for a router's workers, in bounded time; an endpoint without `/ready` is taken as it is.
+    pub async fn until_ready(&self) {
+        let until = Instant::now() + READY_WITHIN;
+        while Instant::now() < until && self.status("/ready").await == Some(503) {
+            tokio::time::sleep(READY_POLL).await;
+        }
     }
 
     /// The JSON at `path`, or `None` where the endpoint has no such thing.

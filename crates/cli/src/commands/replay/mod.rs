@@ -1,6 +1,6 @@
 //! `homing replay`: a trace against a live endpoint, in causal order, as its clients would send it.
 
-mod client;
+pub mod client;
 mod message;
 
 use crate::args::{self, WorkloadArgs};
@@ -17,11 +17,7 @@ use message::Message;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc;
-
-/// How long the endpoint's workers may take to be ready.
-const READY_WITHIN: Duration = Duration::from_secs(30);
 
 /// Replays the trace, once for each run, and reports what the client saw.
 pub fn run(args: args::Replay) -> Result<()> {
@@ -84,7 +80,7 @@ struct Target {
 
 impl Target {
     async fn discover(endpoint: &Endpoint, args: &args::Replay) -> Result<Self> {
-        wait_until_ready(endpoint).await;
+        endpoint.until_ready().await;
         let models = endpoint.get("/v1/models").await.map_err(|error| {
             Usage::error(format_args!(
                 "`{}` cannot be reached, expected an OpenAI endpoint: {error}",
@@ -122,14 +118,6 @@ impl Target {
             ..WorkerRecord::default()
         };
         self.workers.iter().map(record).collect()
-    }
-}
-
-/// Waits for a router's workers; an endpoint without `/ready` is taken as it is.
-async fn wait_until_ready(endpoint: &Endpoint) {
-    let until = tokio::time::Instant::now() + READY_WITHIN;
-    while tokio::time::Instant::now() < until && endpoint.status("/ready").await == Some(503) {
-        tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 

@@ -3,6 +3,7 @@
 mod fleet;
 
 use crate::args::{self, EngineArgs, RoleArg};
+use crate::commands::replay::client::Endpoint;
 use crate::commands::serve::{self, print_turns, recording};
 use crate::commands::{runtime, shutdown_signal, worker};
 use crate::failure::Usage;
@@ -73,6 +74,11 @@ async fn serve(
             return Err(error);
         }
     };
+    // What is greeted works: the first request of a newcomer should not meet workers that are still being found.
+    Endpoint::new(&format!("http://{}", gateway.local_addr()))
+        .map_err(Usage::error)?
+        .until_ready()
+        .await;
     greet(&gateway, &recipes, &fleet.addresses, &prepared.model_name);
     let printed = tokio::spawn(print_turns(gateway.turns()));
     let signal = shutdown_signal().await;
