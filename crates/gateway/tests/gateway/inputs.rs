@@ -26,7 +26,10 @@ async fn bad_input_is_named() {
         let error = answer.json()["error"].clone();
         let shown = &body[..body.len().min(200)];
         assert_eq!(answer.status.as_u16(), status, "{shown}: {error}");
-        assert!(answer.header("x-request-id").is_some(), "{shown}: every answer has an id");
+        assert!(
+            answer.header("x-request-id").is_some(),
+            "{shown}: every answer has an id"
+        );
         assert!(
             error["message"].as_str().is_some_and(|message| !message.is_empty()),
             "{shown}: {error}"
