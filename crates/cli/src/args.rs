@@ -90,7 +90,8 @@ pub struct EngineArgs {
     /// No forward pass: steps take the time that they take on this hardware. A profile, or a TOML file.
     #[arg(long, value_name = "PROFILE")]
     pub step_model: Option<String>,
-    /// Size of a worker's KV pool in tokens. Default: 16384 for a model, the profile's own for a step model.
+    /// Size of a worker's KV pool in tokens. Default: 32768 for a model, the
+    /// profile's own for a step model.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub kv_tokens: Option<u32>,
     /// Tokens in a KV block.
@@ -248,10 +249,10 @@ pub enum Form {
     Chat,
 }
 
-/// A number above zero.
+/// A rate or a scale that a run can end with.
 fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
-        _ => Err("expected a number above 0".to_owned()),
+        Ok(number) if (0.000_001..=1_000_000.0).contains(&number) => Ok(number),
+        _ => Err("expected a number from 0.000001 to 1000000".to_owned()),
     }
 }

@@ -1,6 +1,8 @@
 //! How a command fails: exit code 1 when the work failed, 2 when it was asked for in a wrong way.
 
+use clap::error::ErrorKind;
 use std::fmt;
+use std::process::ExitCode;
 
 /// Wrong usage or input: one line that says what was expected, exit code 2.
 #[derive(Debug)]
@@ -15,11 +17,37 @@ impl Usage {
 
 impl fmt::Display for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&one_line(&self.0))
     }
 }
 
 impl std::error::Error for Usage {}
+
+/// What the parser of the command line has to say, and its exit code: help and version as they are, an error in one line.
+pub fn usage_exit(error: &clap::Error) -> ExitCode {
+    if error.exit_code() == 0 {
+        // Nobody is left to tell where this fails.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let line = match error.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            "error: expected a command: up, serve, worker, sim or replay (see `homing --help`)".to_owned()
+        }
+        _ => one_line(&error.render().to_string()),
+    };
+    eprintln!("{line}");
+    ExitCode::from(2)
+}
+
+/// An error in one line: its lines up to the usage that the parser adds, or the whole of another's.
+fn one_line(text: &str) -> String {
+    let said = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:"));
+    said.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+}
 
 /// The exit code for an error.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
@@ -34,6 +62,12 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 mod tests {
     use super::*;
     use anyhow::Context;
+
+    #[test]
+    fn an_error_is_one_line() {
+        let said = "error: invalid value 'x'\n  [possible values: a, b]\n\nUsage: homing sim [OPTIONS]\n\nFor more";
+        assert_eq!(one_line(said), "error: invalid value 'x' [possible values: a, b]");
+    }
 
     #[test]
     fn usage_is_found_below_its_context() {

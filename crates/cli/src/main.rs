@@ -14,7 +14,10 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::usage_exit(&error),
+    };
     telemetry::start(cli.verbose);
     let outcome = match cli.command {
         Command::Up(args) => commands::up::run(args),

@@ -161,6 +161,22 @@ async fn a_trace_is_replayed_and_the_live_recording_replays_too() {
     let run = &report["runs"][0];
     assert_eq!(run["errors"]["total"], 0, "{}", run["errors"]);
     assert!(run["paths"]["append"].as_u64() > Some(0), "{}", run["paths"]);
+    let url = up.url.clone();
+    let refused = tokio::task::spawn_blocking(move || {
+        let limits = ["--sessions", "1", "--max-turns", "1", "--model", "another"];
+        homing(
+            &[
+                &["replay", "--trace", "gen:agent:sessions=2", "--url", &url],
+                &limits[..],
+            ]
+            .concat(),
+        )
+    });
+    assert_eq!(
+        refused.await.unwrap().status.code(),
+        Some(1),
+        "a replay in which nothing was served has failed"
+    );
     assert!(up.stop().success());
     let replayed = homing(&["sim", "--events", &recording, "--json"]);
     assert!(

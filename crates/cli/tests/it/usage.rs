@@ -9,6 +9,7 @@ fn check(arguments: &[&str], words: &[&str]) {
     let output = homing(arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert_eq!(error.lines().count(), 1, "{arguments:?}: {error}");
     assert!(output.stdout.is_empty(), "{arguments:?} printed on stdout");
     for word in words {
         assert!(error.contains(word), "{arguments:?}: `{word}` is not in: {error}");
@@ -17,6 +18,7 @@ fn check(arguments: &[&str], words: &[&str]) {
 
 #[test]
 fn names_that_mean_nothing() {
+    check(&[], &["up", "serve", "sim", "replay"]);
     check(&["sim"], &["--trace"]);
     check(&["sim", "--trace", "gen:agnet"], &["gen:agent"]);
     check(&["sim", "--trace", "gen:agent:sesions=3"], &["sessions"]);
@@ -29,7 +31,14 @@ fn names_that_mean_nothing() {
         &["sim", "--trace", "gen:agent", "--policy", "homming"],
         &["homming", "homing"],
     );
-    check(&["sim", "--trace", "gen:agent", "--time-scale", "0"], &["above 0"]);
+    check(&["sim", "--trace", "gen:agent", "--time-scale", "0"], &["0.000001"]);
+    check(
+        &["sim", "--trace", "gen:agent", "--rate", "1e-300"],
+        &["--rate", "0.000001"],
+    );
+    check(&["sim", "--trace", "gen:agent", "--runs", "0"], &["--runs"]);
+    check(&["sim", "--trace", "gen:agent", "--record"], &["--out"]);
+    check(&["up", "--model", "tiny", "--kv-tokens", "8"], &["--kv-tokens", "16"]);
     check(&["up", "--workers", "2d1p"], &["1p2d", "3x"]);
     check(&["up", "--step-model", "h900"], &["h900", "h200-qwen3-30b"]);
     check(&["worker", "--model", "no-such.gguf"], &["no-such.gguf"]);

@@ -8,7 +8,7 @@ use crate::commands::runtime;
 use crate::failure::Usage;
 use crate::results::{self, Progress, replay_config};
 use crate::trace_file;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use client::{Answer, Endpoint};
 use homing_report::{ClassBounds, Experiment, Path, Report, RequestRecord, RunRecord, WorkerRecord};
 use homing_units::Instant;
@@ -61,7 +61,13 @@ async fn replay(args: args::Replay) -> Result<()> {
     let experiment = experiment.context("at least one run")?;
     let report = Report::new(&experiment, &runs);
     let logs = vec![("requests.jsonl".to_owned(), results::request_lines(&runs))];
-    results::publish(&report, &logs, args.workload.out.as_deref(), args.workload.json)
+    results::publish(&report, &logs, args.workload.out.as_deref(), args.workload.json)?;
+    let served = |run: &homing_report::Run| run.completed > 0 || run.requests == 0;
+    ensure!(
+        report.runs.iter().any(served),
+        "no request was answered to the end: see `errors` in the report"
+    );
+    Ok(())
 }
 
 /// Sessions start as asked, else as recorded, else four live ones for each worker.

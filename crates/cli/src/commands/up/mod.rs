@@ -82,8 +82,11 @@ async fn serve(
     greet(&gateway, &recipes, &fleet.addresses, &prepared.model_name);
     let printed = tokio::spawn(print_turns(gateway.turns()));
     let signal = shutdown_signal().await;
-    eprintln!("stopping ...");
-    gateway.shutdown().await;
+    eprintln!("stopping ... (once more to stop at once)");
+    tokio::select! {
+        () = gateway.shutdown() => {}
+        _ = shutdown_signal() => eprintln!("requests under way are given up"),
+    }
     printed.abort();
     fleet.stop().await;
     signal
@@ -132,6 +135,13 @@ impl Prepared {
     fn new(args: &EngineArgs) -> Result<Self> {
         let mut engine = vec!["--block-size".to_owned(), args.block_size.to_string()];
         if let Some(tokens) = args.kv_tokens {
+            if tokens < args.block_size {
+                let expected = format_args!(
+                    "--kv-tokens is {tokens}, expected at least one block of {}",
+                    args.block_size
+                );
+                return Err(Usage::error(expected));
+            }
             engine.extend(["--kv-tokens".to_owned(), tokens.to_string()]);
         }
         if let Some(profile) = &args.step_model {
