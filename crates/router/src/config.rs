@@ -145,6 +145,9 @@ pub struct Clocks {
     pub predicted: Duration,
     /// A session that is idle for so long is forgotten.
     pub session_idle: Duration,
+    /// A session that was not used for so long does not count towards how full its worker's pool is any more: few agents
+    /// pause longer between turns (7 in 100), and its KV goes first. It keeps its home.
+    pub session_live: Duration,
     /// A failed transfer counts against its link for so long.
     pub link_memory: Duration,
 }
@@ -168,6 +171,7 @@ impl Default for Clocks {
             predicted_with_events: Duration::from_secs(10),
             predicted: Duration::from_secs(600),
             session_idle: Duration::from_secs(3_600),
+            session_live: Duration::from_secs(300),
             link_memory: Duration::from_secs(30),
         }
     }

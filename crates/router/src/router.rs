@@ -85,6 +85,7 @@ impl Router {
             family_sessions: limits.family_sessions,
             blocks: limits.session_blocks,
             idle: config.clocks.session_idle,
+            live: config.clocks.session_live,
         };
         Self {
             policy: config.policy.build(),
@@ -108,6 +109,7 @@ impl Router {
     /// Takes an event in. Then poll for actions.
     pub fn handle(&mut self, now: Instant, event: Event) {
         self.now = self.now.max(now);
+        self.sessions.cool(self.now);
         match event {
             Event::WorkerJoined(info) => self.on_joined(info),
             Event::WorkerLeft(worker) => self.on_left(worker),

@@ -27,6 +27,8 @@ pub(crate) struct Sessions {
     by_key: BTreeMap<u128, SessionId>,
     /// Sessions without a turn in flight, longest idle first.
     idle: BTreeSet<(Instant, SessionId)>,
+    /// Those of them that count as live demand still, longest idle first.
+    cooling: BTreeSet<(Instant, SessionId)>,
     /// Blocks of all last prompts.
     blocks: usize,
     homed: BTreeMap<WorkerId, Homed>,
@@ -40,6 +42,8 @@ pub(crate) struct SessionLimits {
     pub(crate) family_sessions: usize,
     pub(crate) blocks: usize,
     pub(crate) idle: Duration,
+    /// Idle for so long, a session's tokens are no live demand any more.
+    pub(crate) live: Duration,
 }
 
 /// A session.
@@ -53,6 +57,8 @@ pub(crate) struct Session {
     pub(crate) turns: u32,
     pub(crate) in_flight: u32,
     pub(crate) last_used: Instant,
+    /// It was used so lately that it will want its KV again: its tokens count at its home.
+    pub(crate) live: bool,
     /// The decode worker of its last plan, as long as that one lives.
     pub(crate) home: Option<WorkerId>,
     /// Its KV was on some decode worker once: bringing it back is a reseed.
@@ -78,6 +84,24 @@ pub(crate) struct Homed {
     pub(crate) sessions: u32,
     /// Tokens of their last prompts.
     pub(crate) tokens: u64,
+    /// Those of sessions that were used lately.
+    pub(crate) live_tokens: u64,
+}
+
+impl Homed {
+    fn add(&mut self, session: &Session) {
+        let tokens = u64::from(session.last.tokens);
+        self.sessions += 1;
+        self.tokens += tokens;
+        self.live_tokens += if session.live { tokens } else { 0 };
+    }
+
+    fn remove(&mut self, session: &Session) {
+        let tokens = u64::from(session.last.tokens);
+        self.sessions -= 1;
+        self.tokens -= tokens;
+        self.live_tokens -= if session.live { tokens } else { 0 };
+    }
 }
 
 impl Sessions {
@@ -88,6 +112,7 @@ impl Sessions {
             families: BTreeMap::new(),
             by_key: BTreeMap::new(),
             idle: BTreeSet::new(),
+            cooling: BTreeSet::new(),
             blocks: 0,
             homed: BTreeMap::new(),
             next: 0,
@@ -105,7 +130,10 @@ impl Sessions {
         let id = self
             .find(hint, prompt, index)
             .unwrap_or_else(|kin| self.create(hint, prompt, kin));
-        self.idle.remove(&(self.sessions[&id].last_used, id));
+        let place = (self.sessions[&id].last_used, id);
+        self.idle.remove(&place);
+        self.cooling.remove(&place);
+        self.set_live(id, true);
         self.replace_prompt(id, prompt, index);
         let session = self.sessions.get_mut(&id).expect("it was found or made above");
         session.turns += 1;
@@ -125,6 +153,7 @@ impl Sessions {
         session.last_used = now;
         if session.in_flight == 0 {
             self.idle.insert((now, id));
+            self.cooling.insert((now, id));
             self.forget_surplus(index);
         }
     }
@@ -142,9 +171,7 @@ impl Sessions {
             .position(|known| *known == path)
             .expect("all paths are listed");
         session.paths[column] += 1;
-        let homed = self.homed.entry(home).or_default();
-        homed.sessions += 1;
-        homed.tokens += u64::from(session.last.tokens);
+        self.homed.entry(home).or_default().add(session);
     }
 
     /// Its KV is on its decode worker now.
@@ -161,6 +188,16 @@ impl Sessions {
             if session.home == Some(worker) {
                 session.home = None;
             }
+        }
+    }
+
+    /// Sessions that were idle for some time are no live demand on their worker's pool any more.
+    pub(crate) fn cool(&mut self, now: Instant) {
+        while let Some((used, id)) = self.cooling.first().copied()
+            && now.saturating_since(used) >= self.limits.live
+        {
+            self.cooling.pop_first();
+            self.set_live(id, false);
         }
     }
 
@@ -263,6 +300,7 @@ impl Sessions {
             turns: 0,
             in_flight: 0,
             last_used: Instant::ZERO,
+            live: true,
             home: None,
             was_resident: false,
             paths: [0; PATHS.len()],
@@ -278,6 +316,8 @@ impl Sessions {
         self.blocks = self.blocks + prompt.blocks.len() - old.blocks.len();
         if let Some(homed) = home.and_then(|home| self.homed.get_mut(&home)) {
             homed.tokens = homed.tokens + u64::from(prompt.tokens) - u64::from(old.tokens);
+            // A turn of it begins: it is live.
+            homed.live_tokens = homed.live_tokens + u64::from(prompt.tokens) - u64::from(old.tokens);
         }
         if shared_blocks(&old.blocks, &prompt.blocks) == old.blocks.len() {
             index.own(family, &prompt.blocks);
@@ -308,6 +348,7 @@ impl Sessions {
         self.unhome(id);
         let session = self.sessions.remove(&id).expect("an idle session is remembered");
         self.idle.remove(&(session.last_used, id));
+        self.cooling.remove(&(session.last_used, id));
         self.blocks -= session.last.blocks.len();
         if let Some(key) = session.key {
             self.by_key.remove(&key);
@@ -322,6 +363,19 @@ impl Sessions {
         }
     }
 
+    fn set_live(&mut self, id: SessionId, live: bool) {
+        let session = self.sessions.get_mut(&id).expect("what cools or begins is remembered");
+        let was_live = std::mem::replace(&mut session.live, live);
+        if let Some(homed) = session.home.and_then(|home| self.homed.get_mut(&home)) {
+            let tokens = u64::from(session.last.tokens);
+            match (was_live, live) {
+                (false, true) => homed.live_tokens += tokens,
+                (true, false) => homed.live_tokens -= tokens,
+                (false, false) | (true, true) => {}
+            }
+        }
+    }
+
     fn unhome(&mut self, id: SessionId) {
         let session = self
             .sessions
@@ -330,8 +384,7 @@ impl Sessions {
         if let Some(home) = session.home.take()
             && let Some(homed) = self.homed.get_mut(&home)
         {
-            homed.sessions -= 1;
-            homed.tokens -= u64::from(session.last.tokens);
+            homed.remove(session);
         }
     }
 
@@ -354,11 +407,15 @@ impl Sessions {
                 "a session is in its family"
             );
             if let Some(home) = session.home {
-                let homed = homed.entry(home).or_default();
-                homed.sessions += 1;
-                homed.tokens += u64::from(session.last.tokens);
+                homed.entry(home).or_default().add(session);
             }
         }
+        let cooling = self.iter().filter(|session| session.in_flight == 0 && session.live);
+        assert!(
+            self.cooling.iter().map(|(_, id)| *id).collect::<BTreeSet<_>>()
+                == cooling.map(|session| session.id).collect(),
+            "idle sessions that are live cool, no others"
+        );
         let members: usize = self.families.values().map(|family| family.members.len()).sum();
         assert_eq!(members, self.sessions.len(), "each session is in one family");
         let known: BTreeMap<_, _> = self.homed.iter().filter(|(_, homed)| homed.sessions > 0).collect();

@@ -666,3 +666,33 @@ fn reports_below_the_prediction_correct_it() {
         "the turn that reported has computed it again"
     );
 }
+
+#[test]
+fn a_worker_that_comes_back_does_not_take_all_that_is_new() {
+    // The sessions before want the other's pool twenty times over; or they were used too long ago to want anything.
+    for since in [Duration::ZERO, Duration::from_secs(300)] {
+        let mut driver = Driver::with_workers("homing", &small_pool(&[Role::Both; 2], 32_768));
+        for session in 0..800 {
+            served(&mut driver, RECOGNISE, prompt(session, 95, 5));
+            driver.wait(Duration::from_millis(100));
+        }
+        driver.wait(since);
+        die(&mut driver, 0);
+        driver.tell(health(0, 2, true));
+        let other = &driver.router.view_workers()[1];
+        assert_eq!((other.homed_sessions, other.live_tokens == 0), (400, !since.is_zero()));
+        assert_eq!(
+            served(&mut driver, RECOGNISE, prompt(5_000, 95, 5)).1,
+            0,
+            "the emptier one"
+        );
+        let requests: Vec<_> = (10_000..10_040)
+            .map(|session| driver.turn(RECOGNISE, prompt(session, 95, 5), 50))
+            .collect();
+        let there = requests
+            .iter()
+            .filter(|request| driver.decision(**request).decode.0 == 0);
+        let there = there.count();
+        assert!((15..=30).contains(&there), "{there} of 40 after {since:?}");
+    }
+}

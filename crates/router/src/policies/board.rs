@@ -41,8 +41,8 @@ pub struct WorkerView {
     pub waiting: u32,
     /// Sessions that live there.
     pub homed_sessions: u32,
-    /// Tokens of their last prompts.
-    pub homed_tokens: u64,
+    /// Tokens of the last prompts of those that were used lately.
+    pub live_tokens: u64,
     /// Tokens of this prompt in its accelerator's memory.
     pub resident_tokens: u32,
     /// More of them in its host's memory.

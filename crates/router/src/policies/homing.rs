@@ -15,7 +15,9 @@
 //! ```text
 //! prefill  = (prefill tokens queued there + tokens that it lacks) / prefill_tps
 //! transfer = (transfers ahead on the link + 1) * tokens to move / transfer_tps + recent failures of the link * failure_s
-//! place    = requests there * request_s + (tokens of the sessions that live there + prompt) / pool * pool_s
+//! place    = requests there * request_s + fullness * pool_s
+//! demand   = (tokens of the sessions that live there and were used lately + prompt) / pool
+//! fullness = demand up to 1; above it, 1 and the share of that demand for which the pool has no room: 2 at most
 //! ```
 //!
 //! What the prefill worker lacks is counted with all overlap, boilerplate too: that is what it saves. For the decode
@@ -269,10 +271,16 @@ impl Homing {
         } else {
             u64::from(turn.prompt_tokens)
         };
-        let full = (worker.homed_tokens + moves_in) as f64 / worker.kv_tokens.max(1) as f64;
+        let demand = (worker.live_tokens + moves_in) as f64 / worker.kv_tokens.max(1) as f64;
         let company = f64::from(worker.account.requests.saturating_add(worker.waiting));
-        company * self.config.request_s + full * self.config.pool_s
+        company * self.config.request_s + fullness(demand) * self.config.pool_s
     }
+}
+
+/// How full a pool is that is wanted so many times over: a full one, and the share of the demand that has no room in it.
+/// Bounded, because a pool that is wanted a hundred times over turns nobody away; it only keeps next to nothing.
+fn fullness(demand: f64) -> f64 {
+    if demand <= 1.0 { demand } else { 2.0 - 1.0 / demand }
 }
 
 #[cfg(test)]
@@ -336,7 +344,7 @@ mod tests {
         check(PD, |_| turn(), Some((Path::Seed, Some(0), 2)));
         let loaded = |board: &mut Board| {
             board.workers[0].account.prefill_tokens = 1;
-            board.workers[2].homed_tokens = 1;
+            board.workers[2].live_tokens = 1;
             turn()
         };
         check(PD, loaded, Some((Path::Seed, Some(1), 3)));
@@ -423,6 +431,33 @@ mod tests {
             },
             Some((Path::Local, None, 0)),
         );
+    }
+
+    #[test]
+    fn a_pool_is_no_more_than_full() {
+        let full = |demand: f64, expected: f64| {
+            assert!(
+                (fullness(demand) - expected).abs() < 1e-9,
+                "{demand}: {}",
+                fullness(demand)
+            );
+        };
+        full(0.0, 0.0);
+        full(0.5, 0.5);
+        full(1.0, 1.0);
+        full(2.0, 1.5);
+        full(1e12, 2.0);
+        // However much is wanted of the others, a fresh worker does not take all that comes: two seconds of company at most.
+        let wanted = |requests| {
+            move |board: &mut Board| {
+                board.workers[0].live_tokens = 20 * board.workers[0].kv_tokens;
+                board.workers[1].live_tokens = 20 * board.workers[1].kv_tokens;
+                board.workers[2].account.requests = requests;
+                turn()
+            }
+        };
+        check(DP, wanted(30), Some((Path::Local, None, 2)));
+        check(DP, wanted(40), Some((Path::Local, None, 0)));
     }
 
     #[test]

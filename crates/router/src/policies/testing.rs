@@ -16,7 +16,7 @@ pub(super) fn worker(id: u32, role: Role) -> WorkerView {
         account: Account::default(),
         waiting: 0,
         homed_sessions: 0,
-        homed_tokens: 0,
+        live_tokens: 0,
         resident_tokens: 0,
         host_tokens: 0,
         exclusive_tokens: 0,

@@ -84,7 +84,7 @@ impl Router {
             account: self.ledger.account(info.id),
             waiting: worker.load.map_or(0, |(_, load)| load.waiting),
             homed_sessions: homed.sessions,
-            homed_tokens: homed.tokens,
+            live_tokens: homed.live_tokens,
             resident_tokens,
             host_tokens: held_tokens - resident_tokens,
             exclusive_tokens: if new_family { 0 } else { exclusive.min(held_tokens) },

@@ -44,6 +44,8 @@ pub struct WorkerStatus {
     pub homed_sessions: u32,
     /// Tokens of their last prompts.
     pub homed_tokens: u64,
+    /// Those of sessions that were used lately: the live demand on its pool.
+    pub live_tokens: u64,
     /// Legs that reported cached tokens.
     pub cache_reports: u64,
     /// Cached prompt tokens that were expected of them.
@@ -255,6 +257,7 @@ impl Router {
             predicted_sessions: self.residency.predicted_sessions(id),
             homed_sessions: homed.sessions,
             homed_tokens: homed.tokens,
+            live_tokens: homed.live_tokens,
             cache_reports: worker.cache.legs,
             cache_predicted_tokens: worker.cache.predicted_tokens,
             cache_reported_tokens: worker.cache.reported_tokens,
