@@ -79,7 +79,7 @@ impl Up {
         let since = Instant::now();
         while !holds(self).await {
             assert!(since.elapsed() < PATIENCE, "it did not come true that {what}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 

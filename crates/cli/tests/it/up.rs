@@ -3,6 +3,9 @@
 use crate::common::{Up, chat, get, homing, signal};
 use serde_json::{Value, json};
 
+/// Long enough that a worker is seen at it, and killed, on a fast machine too.
+const STORY_TOKENS: u32 = 6_000;
+
 /// The text of one worker's metric.
 async fn metric(worker: &str, name: &str) -> f64 {
     let (_, text) = get(&format!("{worker}/metrics")).await;
@@ -59,11 +62,11 @@ async fn a_worker_that_is_killed_mid_stream_costs_no_answer_and_comes_back() {
     let up = Up::start(&["--model", "tiny", "--workers", "1p2d"]).await;
     let messages = json!([{"role": "user", "content": "tell me a story that is long enough ".repeat(20)}]);
     let whole = up
-        .post("/v1/chat/completions", Some("whole"), &chat(&messages, 600))
+        .post("/v1/chat/completions", Some("whole"), &chat(&messages, STORY_TOKENS))
         .await;
     assert_eq!(whole.status, 200);
 
-    let cut = chat(&messages, 600);
+    let cut = chat(&messages, STORY_TOKENS);
     let (answer, ()) = tokio::join!(up.post("/v1/chat/completions", Some("cut"), &cut), async {
         up.until("a decode worker streams", async |up: &Up| {
             busy_decode(up).await.is_some()
