@@ -9,3 +9,4 @@ pub mod metrics_text;
 pub mod openai;
 pub mod sse;
 pub mod transfer_params;
+pub mod worker_name;

@@ -7,6 +7,7 @@ mod admin;
 mod answer;
 mod generate;
 mod prepare;
+mod unsupported;
 
 pub use admin::Probe;
 
@@ -16,13 +17,13 @@ use crate::metrics::Identity;
 use crate::serving::Served;
 use crate::transfer::ExportIds;
 use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::DefaultBodyLimit;
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use homing_units::Duration;
-use homing_wire::openai::{ApiError, ErrorKind};
+use homing_wire::openai::ApiError;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,7 +58,29 @@ pub(crate) struct App {
 
 pub(crate) type Shared = Arc<App>;
 /// A request's body, or why it could not be read.
-type Payload = Result<Bytes, BytesRejection>;
+struct Payload(Result<Bytes, ApiError>);
+
+impl FromRequest<Shared> for Payload {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Self, Self::Rejection> {
+        let limit = app.max_body_bytes;
+        // What says that it is too long need not be waited for.
+        let declared = request.body().size_hint().lower();
+        if usize::try_from(declared).is_ok_and(|declared| declared <= limit) {
+            let read = Bytes::from_request(request, app).await;
+            return Ok(Self(read.map_err(|rejection| unread(&rejection, limit))));
+        }
+        Ok(Self(Err(ApiError::body_too_large(limit))))
+    }
+}
+
+fn unread(rejection: &BytesRejection, limit: usize) -> ApiError {
+    match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::body_too_large(limit),
+        _ => ApiError::unreadable_body(rejection),
+    }
+}
 
 /// All routes.
 pub(crate) fn routes(app: Shared) -> Router {
@@ -66,6 +89,7 @@ pub(crate) fn routes(app: Shared) -> Router {
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat_completions))
         .route("/v1/models", get(admin::models))
+        .route("/v1/models/{*id}", get(admin::model))
         .route("/tokenize", post(admin::tokenize))
         .route("/detokenize", post(admin::detokenize))
         .route("/health", get(admin::health))
@@ -79,19 +103,12 @@ pub(crate) fn routes(app: Shared) -> Router {
         .with_state(app)
 }
 
-async fn no_such_path(method: Method, uri: Uri) -> Response {
-    failure(&ApiError::new(
-        ErrorKind::NotFound,
-        format!("no such path: `{method} {}`", uri.path()),
-    ))
+async fn no_such_path(uri: Uri) -> Response {
+    failure(&ApiError::unknown_path(uri.path()))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Response {
-    let message = format!("`{}` does not take `{method}`", uri.path());
-    failure(&ApiError {
-        status: StatusCode::METHOD_NOT_ALLOWED.as_u16(),
-        ..ApiError::invalid(message)
-    })
+    failure(&ApiError::method_not_allowed(uri.path(), method.as_str()))
 }
 
 /// An error as an answer.
@@ -114,17 +131,6 @@ fn json(body: Bytes) -> Response {
         Body::from(body),
     )
         .into_response()
-}
-
-/// The bytes of a request's body.
-fn read(payload: Payload, app: &App) -> Result<Bytes, ApiError> {
-    payload.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => {
-            let limit = app.max_body_bytes;
-            ApiError::new(ErrorKind::TooLarge, format!("the body is longer than `{limit}` bytes"))
-        }
-        _ => ApiError::invalid(format!("the body could not be read: {rejection}")),
-    })
 }
 
 /// The request's id: the client's, else one of ours.

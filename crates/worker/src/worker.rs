@@ -13,6 +13,7 @@ use axum::serve::ListenerExt;
 use homing_engine::api::EngineConfig;
 use homing_model::{KvStore, OpenError, open};
 use homing_units::{BootEpoch, Duration};
+use homing_wire::worker_name::{EXPECTED_WORKER_NAME, is_worker_name};
 use std::future::IntoFuture as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -59,6 +60,12 @@ pub enum StartError {
         /// What was expected.
         expected: &'static str,
     },
+    /// The name is not fit for headers and topics.
+    #[error("the worker's name is `{name}`, expected {EXPECTED_WORKER_NAME}")]
+    Name {
+        /// What was given.
+        name: String,
+    },
     /// The model could not be opened.
     #[error(transparent)]
     Model(#[from] OpenError),
@@ -83,8 +90,11 @@ impl Worker {
     /// Opens the model, binds the sockets and starts to serve.
     ///
     /// # Errors
-    /// When the model cannot be opened, an address is taken, or a setting makes no sense.
+    /// When the model cannot be opened, an address is taken, or the name or a setting makes no sense.
     pub async fn start(config: WorkerConfig) -> Result<Self, StartError> {
+        if !is_worker_name(&config.name) {
+            return Err(StartError::Name { name: config.name });
+        }
         let served = serve_what(&config).await?;
         let plan = Plan::new(&config, served)?;
         let sockets = Sockets::bind(&config.listen).await?;

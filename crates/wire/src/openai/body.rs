@@ -23,8 +23,7 @@ impl Body {
     /// # Errors
     /// If the bytes are no JSON or no object; the message says where.
     pub fn parse(bytes: &Bytes) -> Result<Self, ApiError> {
-        let members: Members<'_> = serde_json::from_slice(bytes)
-            .map_err(|error| ApiError::invalid(format!("the body is no valid JSON object: {error}")))?;
+        let members: Members<'_> = serde_json::from_slice(bytes).map_err(ApiError::invalid_json)?;
         let mut body = Self {
             members: Vec::with_capacity(members.0.len()),
         };
@@ -195,7 +194,7 @@ mod tests {
             "nul",
         ] {
             let error = Body::parse(&Bytes::copy_from_slice(text.as_bytes())).expect_err(text);
-            assert_eq!(error.status, 400);
+            assert_eq!((error.status, error.code.as_deref()), (400, Some("invalid_json")));
             assert!(error.message.contains("line 1"), "{text}: {}", error.message);
         }
         assert!(

@@ -113,6 +113,44 @@ impl ApiError {
         .with_code("model_not_found")
     }
 
+    /// The body is no JSON object (400).
+    #[must_use]
+    pub fn invalid_json(problem: impl fmt::Display) -> Self {
+        Self::invalid(format!("the body is no valid JSON object: {problem}")).with_code("invalid_json")
+    }
+
+    /// The body is longer than `limit` bytes (413).
+    #[must_use]
+    pub fn body_too_large(limit: usize) -> Self {
+        Self::new(
+            ErrorKind::TooLarge,
+            format!("the body is longer than `{limit}` bytes, which is the most that is taken"),
+        )
+        .with_code("body_too_large")
+    }
+
+    /// The body did not arrive whole (400).
+    #[must_use]
+    pub fn unreadable_body(problem: impl fmt::Display) -> Self {
+        Self::invalid(format!("the body could not be read: {problem}")).with_code("unreadable_body")
+    }
+
+    /// There is no such path (404).
+    #[must_use]
+    pub fn unknown_path(path: &str) -> Self {
+        Self::new(ErrorKind::NotFound, format!("there is no path `{path}`")).with_code("unknown_path")
+    }
+
+    /// The path exists and the method is not meant for it (405).
+    #[must_use]
+    pub fn method_not_allowed(path: &str, method: &str) -> Self {
+        let message = format!("the path `{path}` does not take `{method}`");
+        Self {
+            status: 405,
+            ..Self::invalid(message).with_code("method_not_allowed")
+        }
+    }
+
     /// Prompt and output are longer than the context (400).
     #[must_use]
     pub fn context_too_long(prompt_tokens: u64, output_tokens: u64, limit: u64) -> Self {

@@ -33,20 +33,16 @@ pub struct ModelCard {
     pub max_model_len: Option<u32>,
 }
 
-impl ModelList {
-    /// A list of one model.
+impl ModelCard {
+    /// A model that is served here; `max_model_len` in tokens.
     #[must_use]
-    pub fn of_one(id: &str, created: u64, max_model_len: u32) -> Self {
-        let card = ModelCard {
+    pub fn new(id: &str, created: u64, max_model_len: u32) -> Self {
+        Self {
             id: id.to_owned(),
             object: "model".to_owned(),
             created,
             owned_by: "homing".to_owned(),
             max_model_len: Some(max_model_len),
-        };
-        Self {
-            object: "list".to_owned(),
-            data: vec![card],
         }
     }
 }

@@ -37,6 +37,8 @@ pub struct GenerationParams {
     pub stream: bool,
     /// `stream_options.include_usage`: end the stream with a chunk that has the usage.
     pub include_usage: bool,
+    /// `stream_options.continuous_usage_stats` next to it: each chunk has the usage so far.
+    pub continuous_usage: bool,
     /// Go on after an end-of-sequence token.
     pub ignore_eos: bool,
     /// Answer with the ids of prompt and output tokens too.
@@ -60,6 +62,8 @@ pub struct CompletionRequest {
     pub prompt: PromptInput,
     /// Answer with prompt and output instead of the output alone.
     pub echo: bool,
+    /// Whether a text prompt gets the tokens that the tokenizer puts around every text; so where not given.
+    pub add_special_tokens: bool,
 }
 
 /// A completion's prompt: one, as text or as token ids.
@@ -81,6 +85,8 @@ pub struct ChatRequest {
     pub messages: Vec<ChatMessage>,
     /// Tool definitions for the chat template, as they came.
     pub tools: Option<Vec<Value>>,
+    /// Whether the assistant's turn is opened at the end of the prompt; so where not given.
+    pub add_generation_prompt: bool,
 }
 
 /// A message of a conversation.
@@ -134,6 +140,7 @@ impl CompletionRequest {
             params: GenerationParams::from_body(body, logprobs)?,
             prompt: prompt(body)?,
             echo: flag(body, "echo")?,
+            add_special_tokens: body.read("add_special_tokens", "true or false")?.unwrap_or(true),
         })
     }
 }
@@ -163,7 +170,8 @@ impl ChatRequest {
         Ok(Self {
             params: GenerationParams::from_body(body, wanted.then(|| alternatives.unwrap_or(0)))?,
             messages: messages(body)?,
-            tools: body.read("tools", "a list of tool definitions")?,
+            tools: tools(body)?,
+            add_generation_prompt: body.read("add_generation_prompt", "true or false")?.unwrap_or(true),
         })
     }
 }
@@ -262,6 +270,8 @@ impl GenerationParams {
                 "`kv_transfer_params` is wrong, expected an object",
             ));
         }
+        let stream = flag(body, "stream")?;
+        let options = StreamOptions::read(body, stream)?;
         Ok(Self {
             model: body.read("model", "a string")?,
             max_tokens,
@@ -272,8 +282,9 @@ impl GenerationParams {
             })?,
             seed: body.read("seed", "an integer of 64 bits")?,
             stop: stop_strings(body)?,
-            stream: flag(body, "stream")?,
-            include_usage: include_usage(body)?,
+            stream,
+            include_usage: options.include_usage,
+            continuous_usage: options.include_usage && options.continuous_usage_stats,
             ignore_eos: flag(body, "ignore_eos")?,
             return_token_ids: flag(body, "return_token_ids")?,
             logprobs,
@@ -319,14 +330,51 @@ fn number(body: &Body, name: &str, default: f64, expected: &str, fits: fn(f64) -
     }
 }
 
-fn include_usage(body: &Body) -> Result<bool, ApiError> {
-    #[derive(Deserialize)]
-    struct StreamOptions {
-        #[serde(default)]
-        include_usage: Option<bool>,
+/// `stream_options`.
+#[derive(Default)]
+struct StreamOptions {
+    include_usage: bool,
+    continuous_usage_stats: bool,
+}
+
+impl StreamOptions {
+    fn read(body: &Body, stream: bool) -> Result<Self, ApiError> {
+        const NAME: &str = "stream_options";
+        let expected = "an object such as {\"include_usage\":true}";
+        let Some(options) = body.read::<serde_json::Map<String, Value>>(NAME, expected)? else {
+            return Ok(Self::default());
+        };
+        if !stream && !options.is_empty() {
+            return Err(invalid(
+                NAME,
+                "`stream_options` is given, expected `stream` to be true with it",
+            ));
+        }
+        let option = |name: &str| match options.get(name) {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(value)) => Ok(*value),
+            Some(other) => Err(invalid(
+                NAME,
+                format!("`{NAME}.{name}` is `{other}`, expected true or false"),
+            )),
+        };
+        Ok(Self {
+            include_usage: option("include_usage")?,
+            continuous_usage_stats: option("continuous_usage_stats")?,
+        })
     }
-    let options: Option<StreamOptions> = body.read("stream_options", "an object such as {\"include_usage\":true}")?;
-    Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
+}
+
+fn tools(body: &Body) -> Result<Option<Vec<Value>>, ApiError> {
+    let tools: Option<Vec<Value>> = body.read("tools", "a list of tool definitions")?;
+    let wrong = tools.iter().flatten().position(|tool| !tool.is_object());
+    match wrong {
+        None => Ok(tools),
+        Some(index) => Err(invalid(
+            "tools",
+            format!("`tools[{index}]` is no object, expected a tool definition"),
+        )),
+    }
 }
 
 fn stop_strings(body: &Body) -> Result<Vec<String>, ApiError> {

@@ -1,14 +1,16 @@
 //! Everything but generation: health, metrics, models, tokens, and what only this worker says.
 
-use super::{Payload, Shared, failure, json, read};
+use super::{App, Payload, Shared, failure, json};
 use crate::metrics;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use homing_engine::api::Snapshot;
 use homing_units::BootEpoch;
-use homing_wire::openai::{ApiError, Body, ErrorKind, ModelList, TokenizeInput, TokenizeRequest, TokenizeResponse};
+use homing_wire::openai::{
+    ApiError, Body, ErrorKind, ModelCard, ModelList, TokenizeInput, TokenizeRequest, TokenizeResponse,
+};
 use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +46,7 @@ pub struct Probe {
 pub(super) async fn health(State(app): State<Shared>) -> Response {
     match app.engine.is_alive() && !app.stopping.is_cancelled() {
         true => StatusCode::OK.into_response(),
-        false => failure(&ApiError::new(ErrorKind::Unavailable, "the engine has stopped")),
+        false => failure(&ApiError::new(ErrorKind::Unavailable, "the engine has stopped").with_code("engine_stopped")),
     }
 }
 
@@ -55,11 +57,29 @@ pub(super) async fn metrics(State(app): State<Shared>) -> Response {
 }
 
 pub(super) async fn models(State(app): State<Shared>) -> Response {
-    answer(&ModelList::of_one(
-        &app.served.name,
-        app.created,
-        app.info.max_context_tokens,
-    ))
+    answer(&ModelList {
+        object: "list".to_owned(),
+        data: vec![card(&app)],
+    })
+}
+
+/// A model by its name, which may have slashes.
+pub(super) async fn model(State(app): State<Shared>, id: Result<Path<String>, PathRejection>) -> Response {
+    let Path(id) = match id {
+        Ok(id) => id,
+        Err(rejection) => {
+            let message = format!("the path is wrong: {}", rejection.body_text());
+            return failure(&ApiError::invalid(message).with_code("invalid_path"));
+        }
+    };
+    match app.served.check_model(Some(&id)) {
+        Ok(()) => answer(&card(&app)),
+        Err(error) => failure(&error),
+    }
+}
+
+fn card(app: &App) -> ModelCard {
+    ModelCard::new(&app.served.name, app.created, app.info.max_context_tokens)
 }
 
 pub(super) async fn info(State(app): State<Shared>) -> Response {
@@ -69,7 +89,9 @@ pub(super) async fn info(State(app): State<Shared>) -> Response {
 pub(super) async fn probe(State(app): State<Shared>, query: Result<Query<ProbeQuery>, QueryRejection>) -> Response {
     let Query(query) = match query {
         Ok(query) => query,
-        Err(rejection) => return failure(&ApiError::invalid(format!("the query is wrong: {rejection}"))),
+        Err(rejection) => {
+            return failure(&ApiError::invalid(format!("the query is wrong: {rejection}")).with_code("invalid_query"));
+        }
     };
     let load = app.engine.status().load;
     let free_tokens = u64::from(load.blocks_free + load.blocks_evictable) * u64::from(app.info.block_size);
@@ -89,12 +111,14 @@ pub(super) async fn probe(State(app): State<Shared>, query: Result<Query<ProbeQu
 pub(super) async fn reset_prefix_cache(State(app): State<Shared>) -> Response {
     match app.engine.clear_cache().await {
         Ok(()) => StatusCode::OK.into_response(),
-        Err(stopped) => failure(&ApiError::new(ErrorKind::Unavailable, stopped.to_string())),
+        Err(stopped) => {
+            failure(&ApiError::new(ErrorKind::Unavailable, stopped.to_string()).with_code("engine_stopped"))
+        }
     }
 }
 
-pub(super) async fn tokenize(State(app): State<Shared>, payload: Payload) -> Response {
-    result(read(payload, &app).and_then(|bytes| {
+pub(super) async fn tokenize(State(app): State<Shared>, Payload(payload): Payload) -> Response {
+    result(payload.and_then(|bytes| {
         let request = TokenizeRequest::parse(&bytes)?;
         app.served.check_model(request.model.as_deref())?;
         let tokens = match &request.input {
@@ -129,12 +153,12 @@ pub(super) async fn tokenize(State(app): State<Shared>, payload: Payload) -> Res
     }))
 }
 
-pub(super) async fn detokenize(State(app): State<Shared>, payload: Payload) -> Response {
+pub(super) async fn detokenize(State(app): State<Shared>, Payload(payload): Payload) -> Response {
     #[derive(Serialize)]
     struct Answer {
         prompt: String,
     }
-    result(read(payload, &app).and_then(|bytes| {
+    result(payload.and_then(|bytes| {
         let request = Body::parse(&bytes)?;
         app.served
             .check_model(request.read::<String>("model", "a string")?.as_deref())?;

@@ -120,8 +120,8 @@ impl Form {
         }
     }
 
-    /// A chunk that adds a token; the `first` one opens the answer.
-    pub fn chunk(&self, token: TokenOut, first: bool) -> Bytes {
+    /// A chunk that adds a token; the `first` one opens the answer. `so_far` is the usage where each chunk has it.
+    pub fn chunk(&self, token: TokenOut, first: bool, so_far: Option<Usage>) -> Bytes {
         let token_ids = self.return_token_ids.then(|| vec![token.token]);
         let prompt = self.prompt_token_ids().filter(|_| first);
         match self.dialect {
@@ -132,7 +132,9 @@ impl Form {
                     prompt_token_ids: prompt,
                     ..Default::default()
                 };
-                CompletionResponse::new(&self.id, self.created, &self.model, choice).to_body()
+                let mut chunk = CompletionResponse::new(&self.id, self.created, &self.model, choice);
+                chunk.usage = so_far;
+                chunk.to_body()
             }
             Dialect::Chat => {
                 let role = first.then(|| "assistant".to_owned());
@@ -147,13 +149,14 @@ impl Form {
                 };
                 let mut chunk = ChatChunk::new(&self.id, self.created, &self.model, choice);
                 chunk.prompt_token_ids = prompt;
+                chunk.usage = so_far;
                 chunk.to_body()
             }
         }
     }
 
-    /// The chunk that ends an answer.
-    pub fn last(&self, app: &App, ended: &Ended) -> Bytes {
+    /// The chunk that ends an answer; `total` is the usage where each chunk has it.
+    pub fn last(&self, app: &App, ended: &Ended, total: Option<Usage>) -> Bytes {
         let finish = Finish::of(&ended.outcome);
         let finish_reason = Some(finish.reason.to_owned());
         let token_ids = self.return_token_ids.then(Vec::new);
@@ -168,6 +171,7 @@ impl Form {
                 };
                 let mut chunk = CompletionResponse::new(&self.id, self.created, &self.model, choice);
                 chunk.kv_transfer_params = self.transfer_params(app, ended);
+                chunk.usage = total;
                 chunk.to_body()
             }
             Dialect::Chat => {
@@ -179,8 +183,21 @@ impl Form {
                     token_ids,
                     ..Default::default()
                 };
-                ChatChunk::new(&self.id, self.created, &self.model, choice).to_body()
+                let mut chunk = ChatChunk::new(&self.id, self.created, &self.model, choice);
+                chunk.usage = total;
+                chunk.to_body()
             }
+        }
+    }
+
+    /// The usage after `output` tokens. What was cached is said at the end.
+    pub fn usage_so_far(&self, output: u32) -> Usage {
+        let prompt = u32::try_from(self.prompt.len()).unwrap_or(u32::MAX);
+        Usage {
+            prompt_tokens: prompt,
+            completion_tokens: output,
+            total_tokens: prompt.saturating_add(output),
+            prompt_tokens_details: None,
         }
     }
 

@@ -6,7 +6,7 @@
 
 use super::answer::{Form, Output, fault, usage};
 use super::prepare::{Dialect, Prepared, prepare};
-use super::{App, Payload, Shared, failure, json, named, read, request_id};
+use super::{App, Payload, Shared, failure, json, named, request_id};
 use crate::engine_thread::{RequestEvent, RequestStream, SubmitError};
 use crate::executor::Ended;
 use crate::serving::unix_seconds;
@@ -24,27 +24,31 @@ use std::convert::Infallible;
 /// hold up other connections.
 const INLINE_BODY_BYTES: usize = 16 << 10;
 
-pub(super) async fn completions(State(app): State<Shared>, headers: HeaderMap, payload: Payload) -> Response {
-    answer(app, Dialect::Completion, &headers, payload).await
+pub(super) async fn completions(State(app): State<Shared>, headers: HeaderMap, Payload(body): Payload) -> Response {
+    answer(app, Dialect::Completion, &headers, body).await
 }
 
-pub(super) async fn chat_completions(State(app): State<Shared>, headers: HeaderMap, payload: Payload) -> Response {
-    answer(app, Dialect::Chat, &headers, payload).await
+pub(super) async fn chat_completions(
+    State(app): State<Shared>,
+    headers: HeaderMap,
+    Payload(body): Payload,
+) -> Response {
+    answer(app, Dialect::Chat, &headers, body).await
 }
 
-async fn answer(app: Shared, dialect: Dialect, headers: &HeaderMap, payload: Payload) -> Response {
+async fn answer(app: Shared, dialect: Dialect, headers: &HeaderMap, body: Result<Bytes, ApiError>) -> Response {
     let id = match request_id(headers, &app) {
         Ok(id) => id,
         Err(error) => return failure(&error),
     };
-    let response = generate(app, dialect, &id, payload)
-        .await
-        .unwrap_or_else(|error| failure(&error));
-    named(response, &id)
+    let response = match body {
+        Ok(bytes) => generate(app, dialect, &id, bytes).await,
+        Err(error) => Err(error),
+    };
+    named(response.unwrap_or_else(|error| failure(&error)), &id)
 }
 
-async fn generate(app: Shared, dialect: Dialect, id: &str, payload: Payload) -> Result<Response, ApiError> {
-    let bytes = read(payload, &app)?;
+async fn generate(app: Shared, dialect: Dialect, id: &str, bytes: Bytes) -> Result<Response, ApiError> {
     let prepared = prepare_anywhere(&app, dialect, bytes).await?;
     let prefix = match dialect {
         Dialect::Completion => "cmpl",
@@ -69,7 +73,14 @@ async fn generate(app: Shared, dialect: Dialect, id: &str, payload: Payload) -> 
             SubmitError::Stopped(_) => stopped(),
         })?;
     match prepared.stream {
-        true => streamed(app, form, events, prepared.include_usage).await,
+        true => {
+            let said = match (prepared.include_usage, prepared.continuous_usage) {
+                (_, true) => SaidUsage::InEachChunk,
+                (true, false) => SaidUsage::AtTheEnd,
+                (false, false) => SaidUsage::Never,
+            };
+            streamed(app, form, events, said).await
+        }
         false => whole(&app, form, events).await,
     }
 }
@@ -127,32 +138,37 @@ fn stopped() -> ApiError {
     ApiError::new(ErrorKind::Unavailable, "the engine has stopped").with_code("engine_stopped")
 }
 
+/// Where a stream has the usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SaidUsage {
+    Never,
+    AtTheEnd,
+    /// At the end, too.
+    InEachChunk,
+}
+
 /// A stream of server-sent events on its way.
 struct Streaming {
     app: Shared,
     form: Form,
     events: RequestStream,
-    include_usage: bool,
+    usage: SaidUsage,
     /// The first event, which came before the status was sent.
     first: Option<Next>,
-    begun: bool,
+    /// Tokens sent.
+    sent: u32,
     ended: bool,
 }
 
-async fn streamed(
-    app: Shared,
-    form: Form,
-    mut events: RequestStream,
-    include_usage: bool,
-) -> Result<Response, ApiError> {
+async fn streamed(app: Shared, form: Form, mut events: RequestStream, usage: SaidUsage) -> Result<Response, ApiError> {
     let first = Some(next(&mut events).await?);
     let streaming = Streaming {
         app,
         form,
         events,
-        include_usage,
+        usage,
         first,
-        begun: false,
+        sent: 0,
         ended: false,
     };
     let chunks = stream::unfold(streaming, |mut streaming| async move {
@@ -181,8 +197,9 @@ impl Streaming {
         };
         Some(match next {
             Ok(Next::Token(token)) => {
-                let first = !std::mem::replace(&mut self.begun, true);
-                encode_data(&self.form.chunk(token, first))
+                self.sent += 1;
+                let so_far = self.in_each_chunk().then(|| self.form.usage_so_far(self.sent));
+                encode_data(&self.form.chunk(token, self.sent == 1, so_far))
             }
             Ok(Next::Ended(ended)) => self.end(&ended),
             Err(error) => {
@@ -192,10 +209,15 @@ impl Streaming {
         })
     }
 
+    fn in_each_chunk(&self) -> bool {
+        self.usage == SaidUsage::InEachChunk
+    }
+
     fn end(&mut self, ended: &Ended) -> Bytes {
         self.ended = true;
-        let mut events = vec![encode_data(&self.form.last(&self.app, ended))];
-        if self.include_usage {
+        let total = self.in_each_chunk().then(|| usage(ended));
+        let mut events = vec![encode_data(&self.form.last(&self.app, ended, total))];
+        if self.usage != SaidUsage::Never {
             events.push(encode_data(&self.form.usage_chunk(usage(ended))));
         }
         events.push(DONE_EVENT);

@@ -3,6 +3,7 @@
 //! All that can be refused is refused here, before anything is booked: the engine sees only requests that it can serve.
 
 use super::App;
+use super::unsupported::{refuse_unsupported, unsupported};
 use crate::engine_thread::PullSource;
 use crate::request::{Request, StopRules};
 use crate::sampler::Sampling;
@@ -12,7 +13,7 @@ use homing_engine::api::Transfer;
 use homing_kv::Prompt;
 use homing_wire::openai::{ApiError, Body, ChatRequest, CompletionRequest, GenerationParams, PromptInput};
 use homing_wire::transfer_params::{TransferParams, prompt_hash};
-use serde_json::Value as Json;
+use serde_json::json;
 use std::sync::Arc;
 
 /// Tokens of a completion that does not say how many (OpenAI's default).
@@ -38,6 +39,7 @@ pub(super) struct Prepared {
     pub source: Option<PullSource>,
     pub stream: bool,
     pub include_usage: bool,
+    pub continuous_usage: bool,
     pub return_token_ids: bool,
 }
 
@@ -47,22 +49,23 @@ pub(super) fn prepare(app: &App, dialect: Dialect, bytes: &Bytes) -> Result<Prep
     let (params, tokens) = match dialect {
         Dialect::Completion => {
             let request = CompletionRequest::from_body(&body)?;
-            if request.echo {
-                return Err(unsupported("echo"));
-            }
+            refuse_unsupported(&body, &["add_special_tokens"])?;
             app.served.check_model(request.params.model.as_deref())?;
-            (request.params, completion_tokens(app, request.prompt)?)
+            let tokens = completion_tokens(app, request.prompt, request.add_special_tokens)?;
+            (request.params, tokens)
         }
         Dialect::Chat => {
             let request = ChatRequest::from_body(&body)?;
+            refuse_unsupported(&body, &[])?;
             app.served.check_model(request.params.model.as_deref())?;
-            let tokens = app
-                .served
-                .chat_tokens(&request.messages, request.tools.as_deref(), true)?;
+            let (tools, opened) = (request.tools.as_deref(), request.add_generation_prompt);
+            let tokens = app.served.chat_tokens(&request.messages, tools, opened)?;
             (request.params, tokens)
         }
     };
-    refuse_unsupported(&body, &params)?;
+    if let Some(alternatives) = params.logprobs {
+        return Err(unsupported("logprobs", &json!(alternatives), "it to be absent"));
+    }
     let max_output_tokens = output_tokens(app, dialect, &params, tokens.len())?;
     let tokens: Arc<[u32]> = tokens.into();
     let prompt = Prompt::of_tokens(&tokens, app.info.block_size);
@@ -96,13 +99,15 @@ pub(super) fn prepare(app: &App, dialect: Dialect, bytes: &Bytes) -> Result<Prep
         source,
         stream: params.stream,
         include_usage: params.include_usage,
+        continuous_usage: params.continuous_usage,
         return_token_ids: params.return_token_ids,
     })
 }
 
-fn completion_tokens(app: &App, prompt: PromptInput) -> Result<Vec<u32>, ApiError> {
+fn completion_tokens(app: &App, prompt: PromptInput, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
     match prompt {
-        PromptInput::Text(text) => Ok(app.served.words.tokenizer.encode_prompt(&text)),
+        PromptInput::Text(text) if add_special_tokens => Ok(app.served.words.tokenizer.encode_prompt(&text)),
+        PromptInput::Text(text) => Ok(app.served.words.tokenizer.encode(&text)),
         PromptInput::Ids(tokens) => app.served.check_tokens(&tokens, "prompt").map(|()| tokens),
     }
 }
@@ -157,70 +162,6 @@ fn stop_rules(body: &Body, params: &GenerationParams) -> Result<StopRules, ApiEr
         },
         min_output_tokens: params.min_tokens,
     })
-}
-
-/// Refuses what would change the answer and is not done here: an answer that ignores it would look right and be wrong.
-fn refuse_unsupported(body: &Body, params: &GenerationParams) -> Result<(), ApiError> {
-    if params.logprobs.is_some() {
-        return Err(unsupported("logprobs"));
-    }
-    let neutral: [(&str, f64); 5] = [
-        ("presence_penalty", 0.0),
-        ("frequency_penalty", 0.0),
-        ("repetition_penalty", 1.0),
-        ("min_p", 0.0),
-        ("length_penalty", 1.0),
-    ];
-    for (name, value) in neutral {
-        if body.read::<f64>(name, "a number")?.is_some_and(|given| given != value) {
-            return Err(unsupported(name));
-        }
-    }
-    // -1 and 0 both mean "all".
-    if body.read::<i64>("top_k", "an integer")?.is_some_and(|top_k| top_k > 0) {
-        return Err(unsupported("top_k"));
-    }
-    if body
-        .read::<i64>("best_of", "an integer")?
-        .is_some_and(|best_of| best_of != 1)
-    {
-        return Err(unsupported("best_of"));
-    }
-    let plain = |format: &Json| format.get("type").and_then(Json::as_str) == Some("text");
-    if body
-        .read::<Json>("response_format", "an object")?
-        .is_some_and(|format| !plain(&format))
-    {
-        return Err(unsupported("response_format"));
-    }
-    let free = |choice: &Json| matches!(choice.as_str(), Some("auto" | "none"));
-    if body
-        .read::<Json>("tool_choice", "a string or an object")?
-        .is_some_and(|choice| !free(&choice))
-    {
-        return Err(unsupported("tool_choice"));
-    }
-    for name in [
-        "suffix",
-        "logit_bias",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-    ] {
-        if body
-            .read::<Json>(name, "nothing")?
-            .is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty()))
-        {
-            return Err(unsupported(name));
-        }
-    }
-    Ok(())
-}
-
-fn unsupported(name: &str) -> ApiError {
-    ApiError::invalid(format!("`{name}` is not supported by this worker")).with_param(name)
 }
 
 /// KV on offer, against the prompt that it must be of.

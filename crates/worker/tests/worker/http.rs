@@ -1,6 +1,6 @@
 //! What a client sees: answers, streams, errors, and that nothing is left behind whatever it does.
 
-use crate::client::{Client, greedy, prompt, start, steps, tiny, token_ids};
+use crate::client::{Client, PATIENCE, greedy, prompt, start, steps, tiny, token_ids};
 use homing_wire::metrics_text::names;
 use homing_worker::{Limits, Listen, StartError, Worker, WorkerConfig};
 use http_body_util::BodyExt as _;
@@ -143,9 +143,9 @@ fn wrong_bodies() -> Vec<Wrong> {
     let image = json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]});
     let long = json!({"prompt": prompt(1, 1100)});
     vec![
-        (COMPLETIONS, "{".to_owned(), 400, None, None),
-        (COMPLETIONS, "[]".to_owned(), 400, None, None),
-        (COMPLETIONS, String::new(), 400, None, None),
+        (COMPLETIONS, "{".to_owned(), 400, None, Some("invalid_json")),
+        (COMPLETIONS, "[]".to_owned(), 400, None, Some("invalid_json")),
+        (COMPLETIONS, String::new(), 400, None, Some("invalid_json")),
         (COMPLETIONS, text(json!({"max_tokens": 2})), 400, Some("prompt"), None),
         (COMPLETIONS, text(json!({"prompt": ""})), 400, Some("prompt"), None),
         (COMPLETIONS, text(json!({"prompt": [1, 2, 300]})), 400, Some("prompt"), None),
@@ -160,44 +160,166 @@ fn wrong_bodies() -> Vec<Wrong> {
         ("/tokenize", text(json!({"prompt": "a", "model": "other"})), 404, Some("model"), Some("model_not_found")),
         ("/detokenize", text(json!({"tokens": [999]})), 400, Some("tokens"), None),
         ("/detokenize", text(json!({})), 400, Some("tokens"), None),
-        ("/v1/nothing", text(json!({})), 404, None, None),
-        ("/health", text(json!({})), 405, None, None),
+        ("/v1/nothing", text(json!({})), 404, None, Some("unknown_path")),
+        ("/health", text(json!({})), 405, None, Some("method_not_allowed")),
     ]
 }
 
-fn wrong_members() -> Vec<Wrong> {
-    let members = [
-        ("max_tokens", json!(-1)),
-        ("max_tokens", json!(0)),
-        ("max_tokens", json!("many")),
-        ("temperature", json!(-1)),
-        ("top_p", json!(0)),
-        ("n", json!(2)),
-        ("stop", json!([""])),
-        ("stop", json!(["s".repeat(5000)])),
-        ("stop_token_ids", json!(vec![7; 65])),
-        ("echo", json!(true)),
-        ("logprobs", json!(1)),
-        ("presence_penalty", json!(0.5)),
-        ("top_k", json!(5)),
-        ("best_of", json!(2)),
-        ("response_format", json!({"type": "json_object"})),
-        ("logit_bias", json!({"5": 1})),
-        ("stop_token_ids", json!(["a"])),
-    ];
-    let with = |name: &str, value: &Value| {
-        let mut body = json!({"prompt": "a", "max_tokens": 2});
-        body[name] = value.clone();
-        body.to_string()
+/// Values that one of the two endpoints, or both, must refuse.
+#[rustfmt::skip]
+fn wrong_values() -> Vec<(&'static str, Value)> {
+    vec![
+        ("max_tokens", json!(-1)), ("max_tokens", json!(0)), ("max_tokens", json!("many")),
+        ("temperature", json!(-1)), ("top_p", json!(0)), ("n", json!(2)),
+        ("top_k", json!(5)), ("top_k", json!(-5)), ("top_k", json!("all")),
+        ("min_p", json!(0.1)), ("min_p", json!(-1)), ("min_p", json!(2)),
+        ("presence_penalty", json!(0.5)), ("frequency_penalty", json!(-0.5)), ("repetition_penalty", json!(1.1)),
+        ("length_penalty", json!(0)), ("use_beam_search", json!(true)), ("best_of", json!(2)),
+        ("stop", json!([""])), ("stop", json!(["s".repeat(5000)])),
+        ("stop_token_ids", json!(vec![7; 65])), ("stop_token_ids", json!(["a"])),
+        ("echo", json!(true)), ("suffix", json!("end")), ("prompt_embeds", json!("AAAA")),
+        ("logit_bias", json!({"5": 1})), ("allowed_token_ids", json!([1, 2])), ("bad_words", json!(["no"])),
+        ("truncate_prompt_tokens", json!(3)), ("truncate_prompt_tokens", json!(-1)), ("prompt_logprobs", json!(0)),
+        ("continue_final_message", json!(true)), ("chat_template", json!("{{ 1 }}")),
+        ("chat_template_kwargs", json!({"enable_thinking": false})), ("documents", json!([{"text": "a"}])),
+        ("response_format", json!({"type": "json_object"})), ("structured_outputs", json!({"regex": "a"})),
+        ("guided_json", json!({})), ("guided_regex", json!("a+")), ("guided_choice", json!(["a"])),
+        ("guided_grammar", json!("root ::= a")), ("tool_choice", json!("required")),
+        ("stream_options", json!({"include_usage": true})), ("stream_options", json!(3)),
+    ]
+}
+
+/// A small body of an endpoint with one member more.
+fn with_member(path: &str, name: &str, value: &Value) -> String {
+    let mut body = match path {
+        CHAT => json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+        _ => json!({"prompt": "a", "max_tokens": 2}),
     };
-    let too_many = with("max_tokens", &json!(100_000));
-    let other = with("model", &json!("other"));
-    let mut wrong = vec![
-        (COMPLETIONS, too_many, 400, None, Some("context_length_exceeded")),
-        (COMPLETIONS, other, 404, Some("model"), Some("model_not_found")),
-    ];
-    wrong.extend(members.map(|(name, value)| (COMPLETIONS, with(name, &value), 400, Some(name), None)));
+    body[name] = value.clone();
+    body.to_string()
+}
+
+fn wrong_members() -> Vec<Wrong> {
+    let mut wrong = Vec::new();
+    for path in [COMPLETIONS, CHAT] {
+        let too_many = with_member(path, "max_tokens", &json!(100_000));
+        let other = with_member(path, "model", &json!("other"));
+        wrong.push((path, too_many, 400, None, Some("context_length_exceeded")));
+        wrong.push((path, other, 404, Some("model"), Some("model_not_found")));
+        for (name, value) in wrong_values() {
+            wrong.push((path, with_member(path, name, &value), 400, Some(name), None));
+        }
+    }
+    for (path, name, value) in [
+        (COMPLETIONS, "logprobs", json!(1)),
+        (COMPLETIONS, "add_special_tokens", json!("no")),
+        (CHAT, "logprobs", json!(true)),
+        (CHAT, "add_special_tokens", json!(true)),
+        (CHAT, "add_generation_prompt", json!("no")),
+        (CHAT, "tools", json!([3])),
+        (CHAT, "tools", json!({})),
+    ] {
+        wrong.push((path, with_member(path, name, &value), 400, Some(name), None));
+    }
     wrong
+}
+
+#[tokio::test]
+async fn a_member_that_asks_for_what_is_done_anyway_is_taken() {
+    let worker = start(tiny("w0", 64)).await;
+    let client = Client::of(&worker);
+    let neutral = json!({
+        "top_k": -1, "min_p": 0.0, "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+        "length_penalty": 1, "use_beam_search": false, "best_of": 1, "echo": false, "suffix": "", "prompt_embeds": null,
+        "logit_bias": {}, "allowed_token_ids": null, "bad_words": [], "truncate_prompt_tokens": null,
+        "prompt_logprobs": null, "continue_final_message": false, "chat_template": null, "chat_template_kwargs": {},
+        "documents": [], "response_format": {"type": "text"}, "structured_outputs": null, "guided_json": null,
+        "guided_regex": "", "guided_choice": [], "tool_choice": "auto", "stream_options": null, "add_special_tokens": false,
+        "add_generation_prompt": true, "tools": [], "logprobs": null, "n": 1,
+    });
+    for path in [COMPLETIONS, CHAT] {
+        let mut body: Value = serde_json::from_str(&with_member(path, "temperature", &json!(0))).unwrap();
+        let plain = client.post(path, &body).await.json();
+        body.as_object_mut()
+            .unwrap()
+            .extend(neutral.as_object().unwrap().clone());
+        let answer = client.post(path, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        assert_eq!(answer.json()["choices"], plain["choices"], "{path}");
+        body["top_k"] = json!(0);
+        assert_eq!(client.post(path, &body).await.status, 200, "{path}");
+    }
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_conversation_may_be_left_without_an_opened_turn() {
+    let worker = start(tiny("w0", 64)).await;
+    let client = Client::of(&worker);
+    for opened in [true, false] {
+        let mut body = json!({"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": opened});
+        let tokens = client.post("/tokenize", &body).await.json()["tokens"].clone();
+        body["max_tokens"] = json!(1);
+        body["return_token_ids"] = json!(true);
+        let answer = client.post(CHAT, &body).await.json();
+        assert_eq!(answer["prompt_token_ids"], tokens, "opened: {opened}");
+    }
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn each_chunk_has_the_usage_where_it_is_asked_for() {
+    let worker = start(tiny("w0", 64)).await;
+    let client = Client::of(&worker);
+    for path in [COMPLETIONS, CHAT] {
+        for continuous in [true, false] {
+            let options = json!({"include_usage": true, "continuous_usage_stats": continuous});
+            let mut body: Value = serde_json::from_str(&with_member(path, "stream_options", &options)).unwrap();
+            body["stream"] = json!(true);
+            body["ignore_eos"] = json!(true);
+            let mut events = client.post(path, &body).await.events();
+            assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+            let chunks: Vec<Value> = events
+                .iter()
+                .map(|event| serde_json::from_str(event).unwrap())
+                .collect();
+            let output: Vec<Option<u64>> = chunks
+                .iter()
+                .map(|chunk| chunk["usage"]["completion_tokens"].as_u64())
+                .collect();
+            let expected = match continuous {
+                true => [Some(1), Some(2), Some(2), Some(2)],
+                false => [None, None, None, Some(2)],
+            };
+            assert_eq!(output, expected, "{path}: {chunks:?}");
+            let prompt = chunks.last().unwrap()["usage"]["prompt_tokens"].clone();
+            let alike = |chunk: &Value| chunk["usage"]["prompt_tokens"] == prompt;
+            assert_eq!(chunks.iter().all(alike), continuous, "{path}: {chunks:?}");
+        }
+    }
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_body_that_says_it_is_too_long_is_not_waited_for() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let worker = start(tiny("w0", 64)).await;
+    let mut socket = tokio::net::TcpStream::connect(worker.endpoints().http).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: w\r\ncontent-length: 99999999999\r\n\r\n{";
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 12];
+    let read = tokio::time::timeout(PATIENCE, socket.read_exact(&mut answer)).await;
+    read.expect("the answer does not wait for the body").unwrap();
+    assert_eq!(answer, b"HTTP/1.1 413");
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_name_must_be_fit_for_a_header() {
+    for name in ["", "a b/é", "a@b"] {
+        let error = Worker::start(tiny(name, 16)).await.err().expect("no such name");
+        assert!(error.to_string().contains("1 to 64 letters"), "{error}");
+    }
 }
 
 fn wrong_params() -> Vec<Wrong> {
@@ -257,15 +379,15 @@ async fn a_thousand_bad_requests_leave_nothing_behind() {
         json!({"prompt": "a".repeat(9000)}).to_string(),
         413,
         None,
-        None,
+        Some("body_too_large"),
     ));
-    for (index, (path, body, status, ..)) in wrong.iter().cycle().take(1000).enumerate() {
+    for (index, (path, body, status, _, code)) in wrong.iter().cycle().take(1000).enumerate() {
         if index % 25 == 0 {
             hang_up(&client, &prompt(3, 50), 500).await;
         }
         let answer = client.send("POST", path, &[], body.clone().into()).await;
         assert_eq!(answer.status.as_u16(), *status, "{path} {body}");
-        answer.error();
+        assert_eq!(answer.error()["code"].as_str(), *code, "{path} {body}");
     }
     let load = client.until_idle().await;
     assert_eq!(load.blocks_total, 64, "{load:?}");
@@ -371,7 +493,18 @@ async fn small_endpoints() {
     let worker = start(tiny("d0", 64)).await;
     let client = Client::of(&worker);
     assert_eq!(client.get("/health").await.status, 200);
-    assert_eq!(client.get("/v1/models").await.json()["data"][0]["id"], "tiny");
+    let models = client.get("/v1/models").await.json();
+    assert_eq!(models["data"][0]["id"], "tiny");
+    assert_eq!(client.get("/v1/models/tiny").await.json(), models["data"][0]);
+    for (path, status, code) in [("x/y", 404, "model_not_found"), ("%ff", 400, "invalid_path")] {
+        let answer = client.get(&format!("/v1/models/{path}")).await;
+        let code = (status, Some(code));
+        assert_eq!(
+            (answer.status.as_u16(), answer.error()["code"].as_str()),
+            code,
+            "{path}"
+        );
+    }
     let info = client.get("/homing/info").await.json();
     assert_eq!(info["endpoints"], serde_json::to_value(worker.endpoints()).unwrap());
     assert_eq!(
