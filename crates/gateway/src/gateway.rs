@@ -7,7 +7,7 @@ use crate::engine::{ResyncSender, Watch};
 use crate::fleet::Fleet;
 use crate::recorder::Recorder;
 use crate::routes::routes;
-use crate::server::serve;
+use crate::server::{Ends, serve};
 use crate::shell::Shell;
 use crate::telemetry::Telemetry;
 use crate::tokenise::Tokeniser;
@@ -16,6 +16,7 @@ use crate::upstream::Upstream;
 use homing_model::{ModelSpec, OpenError, Vocabulary, default_cache_dir, open_vocabulary};
 use homing_router::Router;
 use homing_units::WorkerId;
+use homing_wire::worker_name::{EXPECTED_WORKER_NAME, is_worker_name};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -65,7 +66,7 @@ pub enum GatewayError {
 pub struct Gateway {
     address: SocketAddr,
     turns: broadcast::Sender<TurnLog>,
-    stop: CancellationToken,
+    ends: Ends,
     abandon: CancellationToken,
     flights: TaskTracker,
     connections: TaskTracker,
@@ -97,14 +98,18 @@ impl Gateway {
         let core_task = tokio::spawn(parts.core(&config, resyncs, recorder).run(messages));
         let shell = Arc::new(parts.shell(&config, core, vocabulary));
         let turns = shell.turns.clone();
-        let (stop, connections) = (CancellationToken::new(), TaskTracker::new());
+        let ends = Ends {
+            stop: CancellationToken::new(),
+            sever: CancellationToken::new(),
+        };
+        let connections = TaskTracker::new();
         let (abandon, flights) = (shell.abandon.clone(), shell.flights.clone());
         let routes = routes(shell, config.limits.body_bytes);
         let server = serve(
             listener,
             routes,
             config.limits.connections,
-            stop.clone(),
+            ends.clone(),
             connections.clone(),
         );
         let server = tokio::spawn(server);
@@ -112,7 +117,7 @@ impl Gateway {
         Ok(Self {
             address,
             turns,
-            stop,
+            ends,
             abandon,
             flights,
             connections,
@@ -137,7 +142,7 @@ impl Gateway {
 
     /// Stops: takes no new connections, lets requests under way end for a bounded time, tells the others.
     pub async fn shutdown(mut self) {
-        self.stop.cancel();
+        self.ends.stop.cancel();
         self.flights.close();
         self.connections.close();
         let drained = async {
@@ -151,10 +156,7 @@ impl Gateway {
                 self.connections.wait().await;
             };
             if tokio::time::timeout(ABANDON_GRACE, ended).await.is_err() {
-                tracing::warn!(
-                    requests = self.flights.len(),
-                    "some clients did not take their last bytes"
-                );
+                self.sever().await;
             }
         }
         for watch in &self.watches {
@@ -166,15 +168,33 @@ impl Gateway {
             drop(watch.await);
         }
         drop((&mut self.server).await);
-        if tokio::time::timeout(ABANDON_GRACE, &mut self.core).await.is_err() {
-            tracing::warn!("the core was stopped with requests under way");
+        let core_ended = tokio::time::timeout(ABANDON_GRACE, &mut self.core).await.is_ok();
+        let requests = self.flights.len();
+        if !core_ended && requests > 0 {
+            tracing::warn!(requests, "the core was stopped with requests under way");
+        }
+    }
+
+    /// Closes what clients keep open by not taking what is theirs.
+    async fn sever(&self) {
+        let (requests, connections) = (self.flights.len(), self.connections.len());
+        if requests + connections > 0 {
+            tracing::warn!(requests, connections, "some clients did not take their last bytes");
+        }
+        self.ends.sever.cancel();
+        if tokio::time::timeout(ABANDON_GRACE, self.connections.wait())
+            .await
+            .is_err()
+        {
+            tracing::debug!(connections = self.connections.len(), "some connections did not close");
         }
     }
 }
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.stop.cancel();
+        self.ends.stop.cancel();
+        self.ends.sever.cancel();
         self.abandon.cancel();
         self.server.abort();
         self.core.abort();
@@ -316,6 +336,12 @@ impl GatewayConfig {
             if !uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {
                 return wrong(format!(
                     "the worker `{url}` has no address, expected such as `http://127.0.0.1:8000`"
+                ));
+            }
+            if !is_worker_name(&member.name) {
+                return wrong(format!(
+                    "a worker is called `{}`, expected {EXPECTED_WORKER_NAME}",
+                    member.name
                 ));
             }
             if !names.insert(member.name.clone()) {

@@ -5,6 +5,7 @@
 
 use crate::core_task::Question;
 use crate::error::Rejection;
+use crate::fleet::Member;
 use crate::proxy::client::{Client, Head, RouteHeaders};
 use crate::proxy::flight::{Flight, supervised};
 use crate::proxy::intake::TurnRequest;
@@ -13,14 +14,17 @@ use crate::proxy::session::SESSION_HEADER;
 use crate::shell::Shell;
 use crate::tokenise::pass_tokenize;
 use crate::upstream::Answer;
-use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::body::{Body, HttpBody as _};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Request, State};
 use axum::middleware::map_response_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use bytes::Bytes;
+use homing_router::WorkerStatus;
+use homing_units::WorkerId;
 use homing_wire::openai::{ApiError, ErrorKind, ModelList};
+use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use serde::Serialize;
 use std::sync::Arc;
@@ -44,6 +48,7 @@ pub(crate) fn routes(shell: Arc<Shell>, body_bytes: usize) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
         .route("/tokenize", post(tokenize))
         .route("/health", get(health))
         .route("/ready", get(ready))
@@ -55,6 +60,7 @@ pub(crate) fn routes(shell: Arc<Shell>, body_bytes: usize) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(body_bytes))
+        .layer(Extension(BodyLimit(body_bytes)))
         .layer(map_response_with_state(Arc::clone(&shell), named))
         .with_state(shell)
 }
@@ -147,6 +153,10 @@ fn with(route: RouteHeaders, mut response: Response) -> Response {
     response
 }
 
+/// Bytes of a body at most.
+#[derive(Clone, Copy)]
+struct BodyLimit(usize);
+
 /// A request's whole body.
 struct Payload(Bytes);
 
@@ -154,16 +164,39 @@ impl<S: Send + Sync> FromRequest<S> for Payload {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Rejection> {
-        let Ok(read) = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await else {
-            let message = format!("the body did not come within `{BODY_TIMEOUT:?}`");
-            return Err(refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", message));
-        };
-        read.map(Self).map_err(|rejection| {
-            let code = match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => "body_too_large",
-                _ => "unreadable_body",
-            };
-            refused(rejection.status(), code, rejection.body_text())
+        let BodyLimit(limit) = *request.extensions().get().ok_or_else(Rejection::internal)?;
+        // What says that it is too long need not be waited for.
+        let declared = request.body().size_hint().lower();
+        if usize::try_from(declared).is_ok_and(|declared| declared <= limit) {
+            read_body(request, state, limit).await
+        } else {
+            Err(ApiError::body_too_large(limit).into())
+        }
+    }
+}
+
+async fn read_body<S: Send + Sync>(request: Request, state: &S, limit: usize) -> Result<Payload, Rejection> {
+    let Ok(read) = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await else {
+        let message = format!("the body did not come within `{BODY_TIMEOUT:?}`");
+        return Err(refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", message));
+    };
+    read.map(Payload).map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::body_too_large(limit).into(),
+        status => refused(status, "unreadable_body", rejection.body_text()),
+    })
+}
+
+/// The rest of a path: the name of something.
+struct Name(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
+        let name = Path::<String>::from_request_parts(parts, state).await;
+        name.map(|Path(name)| Self(name)).map_err(|rejection| {
+            let message = format!("the path is wrong: {}", rejection.body_text());
+            ApiError::invalid(message).with_code("invalid_path").into()
         })
     }
 }
@@ -181,6 +214,17 @@ async fn models(State(shell): Shared) -> Response {
         data: shell.fleet.models(),
     })
     .into_response()
+}
+
+async fn model(State(shell): Shared, Name(name): Name) -> Result<Response, Rejection> {
+    let models = shell.fleet.models();
+    match models.iter().find(|model| model.id == name) {
+        Some(card) => Ok(Json(card).into_response()),
+        None => {
+            let served: Vec<&str> = models.iter().map(|model| model.id.as_str()).collect();
+            Err(ApiError::unknown_model(&name, &served.join("`, `")).into())
+        }
+    }
 }
 
 async fn tokenize(State(shell): Shared, Payload(body): Payload) -> Result<Response, Rejection> {
@@ -226,10 +270,48 @@ async fn sessions(State(shell): Shared) -> Result<Response, Rejection> {
     Ok(Json(Listed { data }).into_response())
 }
 
+/// A configured worker.
+#[derive(Serialize)]
+struct Entry<'a> {
+    url: String,
+    #[serde(flatten)]
+    of: Standing<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Standing<'a> {
+    /// The core's view of it.
+    Joined(&'a WorkerStatus),
+    /// It has not been reached yet: the core does not know of it.
+    Joining {
+        id: WorkerId,
+        name: &'a str,
+        state: &'static str,
+    },
+}
+
+impl<'a> Entry<'a> {
+    fn of(member: &'a Member, joined: &'a [WorkerStatus]) -> Self {
+        let joining = || Standing::Joining {
+            id: member.id,
+            name: &member.name,
+            state: "joining",
+        };
+        let status = joined.iter().find(|worker| worker.id == member.id);
+        Self {
+            url: member.uri(""),
+            of: status.map_or_else(joining, Standing::Joined),
+        }
+    }
+}
+
 async fn workers(State(shell): Shared) -> Result<Response, Rejection> {
     let summary = shell.core.ask(Question::Summary).await.ok_or_else(core_gone)?;
+    let members = shell.fleet.members().iter();
+    let data: Vec<Entry<'_>> = members.map(|member| Entry::of(member, &summary.workers)).collect();
     let body = serde_json::json!({
-        "data": summary.workers,
+        "data": data,
         "policy": shell.policy,
         "block_size": shell.block_size,
         "queued_requests": summary.queued,
@@ -243,7 +325,7 @@ async fn decisions(State(shell): Shared) -> Result<Response, Rejection> {
     Ok(Json(Listed { data }).into_response())
 }
 
-async fn explain(State(shell): Shared, Path(name): Path<String>) -> Result<Response, Rejection> {
+async fn explain(State(shell): Shared, Name(name): Name) -> Result<Response, Rejection> {
     let unknown = || {
         let message = format!("`{name}` is not known, expected a recent `x-request-id` of this router");
         Rejection::new(ErrorKind::NotFound, "unknown_request", message)
@@ -261,11 +343,9 @@ fn core_gone() -> Rejection {
 }
 
 async fn no_such_path(uri: Uri) -> Rejection {
-    let message = format!("there is no path `{}`", uri.path());
-    Rejection::new(ErrorKind::NotFound, "unknown_path", message)
+    ApiError::unknown_path(uri.path()).into()
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Rejection {
-    let message = format!("the path `{}` does not take `{method}`", uri.path());
-    refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+    ApiError::method_not_allowed(uri.path(), method.as_str()).into()
 }

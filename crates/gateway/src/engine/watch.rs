@@ -62,15 +62,30 @@ impl Watch {
     /// Tries until the engine says who it is.
     async fn reach(&self) -> Known {
         let mut pause = RETRY_FIRST;
+        let mut missing = false;
         loop {
             match discover(self.member(), &self.upstream, self.clocks.poll_timeout).await {
                 Ok(known) => return known,
                 Err(error) => {
-                    tracing::debug!(worker = self.member().name, error, "a worker cannot be reached yet");
+                    self.missed(
+                        &mut missing,
+                        &error,
+                        "a worker cannot be reached, it is tried again and again",
+                    );
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(self.clocks.retry_cap);
                 }
             }
+        }
+    }
+
+    /// Says at the first miss of a row what is wrong, and is silent about the others.
+    fn missed(&self, missing: &mut bool, error: &str, what: &'static str) {
+        let (worker, url) = (&self.member().name, self.member().uri(""));
+        if std::mem::replace(missing, true) {
+            tracing::debug!(worker, url, error, "{what}");
+        } else {
+            tracing::warn!(worker, url, error, "{what}");
         }
     }
 
@@ -88,6 +103,7 @@ impl Watch {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // After a missed probe the life may be another one.
         let mut certain = true;
+        let mut missing = false;
         loop {
             ticks.tick().await;
             certain &= !self.doubtful.swap(false, Ordering::Relaxed);
@@ -96,13 +112,16 @@ impl Watch {
             let found = match sign {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::debug!(worker = self.member().name, error, "a probe was not answered");
+                    self.missed(&mut missing, &error, "a worker does not answer its probes");
                     certain = false;
                     self.report(None, false).await;
                     continue;
                 }
             };
             certain = true;
+            if std::mem::take(&mut missing) {
+                tracing::info!(worker = self.member().name, "a worker answers its probes again");
+            }
             self.report(Some(found.info.epoch), true).await;
             if found != known {
                 self.follow_into(&found, &known).await;

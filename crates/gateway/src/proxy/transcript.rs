@@ -29,6 +29,8 @@ pub(crate) struct Transcript {
     textless: Vec<u32>,
     /// Tokens that earlier legs had sent; 0 for the leg that began the answer.
     before: u32,
+    /// Prompt tokens that the engine which began the answer found in its cache, where it said so in time.
+    cached: Option<u32>,
     leg: LegState,
 }
 
@@ -72,13 +74,16 @@ impl Transcript {
             text: String::new(),
             textless: Vec::new(),
             before: 0,
+            cached: None,
             leg: LegState::default(),
         }
     }
 
     /// A leg begins. Where the client has nothing yet it begins the answer anew, else it continues it.
     pub(crate) fn begin_leg(&mut self, continues: bool) {
-        self.leg = LegState::default();
+        let leg = std::mem::take(&mut self.leg);
+        let said = leg.usage.as_ref().and_then(Usage::cached_tokens);
+        self.cached = self.cached.or(said).filter(|_| continues);
         self.textless.clear();
         if !continues {
             self.prompt = None;
@@ -142,16 +147,17 @@ impl Transcript {
         if !view.text.is_empty() {
             self.sent.append(&mut self.textless);
             self.text.push_str(&view.text);
-        } else if !self.edit.drop_token_ids && !self.textless.is_empty() {
-            // The client sees tokens whose text it lacks: making them anew would show them twice.
-            self.blocker = self.blocker.or(Some("the client follows token ids"));
         }
     }
 
-    /// Why the answer cannot go on elsewhere.
+    /// Why the answer cannot go on elsewhere from where the client has it now.
     pub(crate) fn blocker(&self) -> Option<Blocker> {
+        // While the client sees tokens whose text it lacks: making them anew would show them twice. Once their text has
+        // come they are like all others.
+        let follows = !self.edit.drop_token_ids && !self.textless.is_empty();
+        let following = follows.then_some("the client follows token ids");
         let unnamed = self.identity.is_none().then_some("the answer has no id");
-        self.blocker.or(unnamed)
+        self.blocker.or(following).or(unnamed)
     }
 
     /// The prompt's tokens as the engine that began the answer had them, where it says so.
@@ -193,11 +199,7 @@ impl Transcript {
 
     /// The chunks that end an answer whose last token was sent, when the engine was lost before it said so.
     pub(crate) fn closing_chunks(&self, prompt_tokens: u32) -> Vec<Bytes> {
-        let usage = json!({
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": self.sent.len(),
-            "total_tokens": self.sent.len() + prompt_tokens as usize,
-        });
+        let usage = self.usage_of(prompt_tokens, count(&self.sent));
         let end = self.chunk(json!([self.choice("", Some("length"))]), None);
         let usage = (!self.edit.drop_usage).then(|| self.chunk(json!([]), Some(usage)));
         [Some(end), usage].into_iter().flatten().collect()
@@ -222,8 +224,18 @@ impl Transcript {
     /// The continuing leg counts the tokens sent before it as its prompt.
     fn whole_usage(&self, usage: &Usage) -> Value {
         let prompt = usage.prompt_tokens.saturating_sub(self.before);
-        let completion = usage.completion_tokens + self.before;
-        json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
+        self.usage_of(prompt, usage.completion_tokens + self.before)
+    }
+
+    /// The usage of the whole answer. Cached tokens are those of the engine that began it; where it was lost before it
+    /// said them, those that the present one found, of which the tokens sent before are no part.
+    fn usage_of(&self, prompt: u32, completion: u32) -> Value {
+        let mut whole =
+            json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion });
+        if let Some(cached) = self.cached.or(self.leg_usage().0) {
+            whole["prompt_tokens_details"] = json!({ "cached_tokens": cached.min(prompt) });
+        }
+        whole
     }
 
     fn choice(&self, text: &str, finish_reason: Option<&str>) -> Value {
@@ -363,6 +375,50 @@ mod tests {
             r#"{"id":"c","choices":[{"delta":{"content":""},"token_ids":[1]}]}"#,
             shown,
             true,
+        );
+    }
+
+    #[test]
+    fn a_client_that_follows_token_ids_is_cut_only_inside_a_character() {
+        let shown = AnswerEdit {
+            drop_token_ids: false,
+            ..HIDDEN
+        };
+        let mut chat = transcript(Endpoint::Chat, shown);
+        for (text, token, blocked) in [("a", 1, false), ("", 2, true), ("\u{e9}", 3, false), ("", 4, true)] {
+            let chunk = json!({"id": "c", "choices": [{"delta": {"content": text}, "token_ids": [token]}]});
+            take(&mut chat, &chunk.to_string(), false);
+            assert_eq!(chat.blocker().is_some(), blocked, "{text}: {:?}", chat.blocker());
+        }
+        assert_eq!(chat.sent(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn what_was_cached_is_said_after_a_continuation_too() {
+        let check = |first: Value, last: Value, expected: Value| {
+            let shown = AnswerEdit {
+                drop_usage: false,
+                ..HIDDEN
+            };
+            let mut chat = transcript(Endpoint::Chat, shown);
+            let begun = json!({"id": "c", "choices": [{"delta": {"content": "a"}, "token_ids": [1]}], "usage": first});
+            take(&mut chat, &begun.to_string(), false);
+            chat.begin_leg(true);
+            let end = json!({"id": "d", "choices": [], "usage": last});
+            let end: Value = serde_json::from_str(&take(&mut chat, &end.to_string(), true).unwrap()).unwrap();
+            assert_eq!(
+                end["usage"]["prompt_tokens_details"]["cached_tokens"], expected,
+                "{first} {last}"
+            );
+        };
+        let usage = |prompt: u32, cached: u32| json!(Usage::new(prompt, cached, 1));
+        check(usage(10, 4), usage(11, 8), json!(4));
+        check(Value::Null, usage(11, 8), json!(8));
+        check(Value::Null, usage(11, 11), json!(10));
+        check(
+            Value::Null,
+            json!({"prompt_tokens": 11, "completion_tokens": 1}),
+            Value::Null,
         );
     }
 

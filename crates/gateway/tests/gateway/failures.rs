@@ -57,6 +57,10 @@ async fn a_stream_goes_on_when_its_worker_is_killed() {
             (&json!(10), &json!(prompt.len())),
             "{path}"
         );
+        assert_eq!(
+            usage["prompt_tokens_details"]["cached_tokens"], 3,
+            "{path}: as engines say it"
+        );
         for event in &seen {
             assert_eq!(
                 (&event["id"], &event["object"]),

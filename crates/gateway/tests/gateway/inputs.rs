@@ -1,10 +1,11 @@
 //! Bad input, each with a clear error in OpenAI's form and nothing left behind; and the pages.
 
-use crate::support::engine::Act;
+use crate::support::engine::{Act, PATIENCE};
 use crate::support::{Cluster, Events, chat, conversation, messages, whole};
 use homing_router::event::Role;
 use http::Method;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -117,6 +118,23 @@ async fn unknown_paths_and_wrong_methods_are_errors_of_the_same_form() {
     check(Method::GET, "/v1/embeddings", 404, "unknown_path").await;
     check(Method::GET, "/v1/chat/completions", 405, "method_not_allowed").await;
     check(Method::POST, "/metrics", 405, "method_not_allowed").await;
+    check(Method::GET, "/admin/explain/%ff", 400, "invalid_path").await;
+    check(Method::GET, "/v1/models/%ff", 400, "invalid_path").await;
+    check(Method::GET, "/v1/models/other/one", 404, "model_not_found").await;
+}
+
+#[tokio::test]
+async fn a_body_that_says_it_is_too_long_is_not_waited_for() {
+    let cluster = Cluster::start(&[Role::Both]).await;
+    let mut socket = tokio::net::TcpStream::connect(cluster.gateway.local_addr())
+        .await
+        .unwrap();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 99999999999\r\n\r\n{";
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    let read = tokio::time::timeout(PATIENCE, socket.read_exact(&mut answer)).await;
+    read.expect("the answer does not wait for the body").unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 413");
 }
 
 #[tokio::test]
@@ -129,6 +147,9 @@ async fn the_pages_say_what_is() {
     cluster.turn().await;
     let models = cluster.client.get("/v1/models").await.json();
     assert_eq!(models["data"][0]["id"], "fake");
+    assert_eq!(cluster.client.get("/v1/models/fake").await.json(), models["data"][0]);
+    let workers = cluster.client.get("/admin/workers").await.json();
+    assert_eq!(workers["data"][1]["url"], cluster.engines[1].url());
     let tokens = cluster
         .client
         .post("/tokenize", &json!({"model": "fake", "prompt": "abc"}))

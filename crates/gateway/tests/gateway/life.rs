@@ -4,8 +4,11 @@ use crate::support::engine::PATIENCE;
 use crate::support::{Caller, Cluster, chat, conversation, messages, quick};
 use homing_gateway::{EngineKind, Gateway, GatewayConfig, GatewayError, WorkerSpec};
 use homing_router::event::Role;
+use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 #[tokio::test]
 async fn a_shutdown_lets_requests_end_and_tells_those_that_do_not() {
@@ -39,6 +42,45 @@ async fn a_shutdown_waits_for_an_answer_that_ends_in_time() {
     cluster.engines[0].release(2);
     let (end, ()) = tokio::join!(events.rest(), cluster.gateway.shutdown());
     assert!(end.1, "{end:?}");
+}
+
+/// Connects and sends some bytes.
+async fn send_raw(address: SocketAddr, bytes: &str) -> TcpStream {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    socket.write_all(bytes.as_bytes()).await.unwrap();
+    socket
+}
+
+#[tokio::test]
+async fn a_shutdown_does_not_wait_for_requests_that_have_not_come_in() {
+    let drain = Duration::from_secs(5);
+    let cluster = Cluster::start_with(&[Role::Both], |config| config.clocks.drain = drain).await;
+    let address = cluster.gateway.local_addr();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\n{";
+    let mut sockets = Vec::new();
+    for bytes in [
+        "",
+        "POST /v1/chat",
+        head,
+        "GET /health HTTP/1.1\r\nhost: h\r\n\r\nGET /he",
+    ] {
+        sockets.push(send_raw(address, bytes).await);
+    }
+    // An answered request means that the bytes before it have been read.
+    let mut answered = sockets.pop().unwrap();
+    let mut start = [0; 12];
+    answered.read_exact(&mut start).await.unwrap();
+    assert_eq!(&start, b"HTTP/1.1 200");
+    sockets.push(answered);
+    let began = Instant::now();
+    cluster.gateway.shutdown().await;
+    let took = began.elapsed();
+    assert!(took < drain / 2, "it took {took:?}");
+    for mut socket in sockets {
+        let mut rest = Vec::new();
+        let closed = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "every connection is closed");
+    }
 }
 
 #[tokio::test]
@@ -88,6 +130,12 @@ async fn a_worker_that_is_not_there_yet_does_not_keep_the_gateway_from_starting(
     let client = Caller::new(gateway.local_addr());
     assert_eq!(client.get("/health").await.status, 200);
     assert_eq!(client.get("/ready").await.status, 503);
+    let url = format!("http://{}", nobody.local_addr().unwrap());
+    assert_eq!(
+        client.get("/admin/workers").await.json()["data"],
+        json!([{"id": 0, "name": "w0", "url": url, "state": "joining"}]),
+        "it is listed all the same"
+    );
     config.listen = gateway.local_addr();
     let taken = Gateway::start(config.clone()).await.err().unwrap();
     assert!(matches!(taken, GatewayError::Listen { .. }), "{taken}");
@@ -95,6 +143,14 @@ async fn a_worker_that_is_not_there_yet_does_not_keep_the_gateway_from_starting(
         config.workers = vec![WorkerSpec::new(url, EngineKind::Vllm)];
         let error = Gateway::start(config.clone()).await.err().unwrap();
         assert!(matches!(error, GatewayError::Config(_)), "{url}: {error}");
+    }
+    for name in ["", "a b/é"] {
+        config.workers = vec![WorkerSpec {
+            name: Some(name.to_owned()),
+            ..WorkerSpec::new(&url, EngineKind::Vllm)
+        }];
+        let error = Gateway::start(config.clone()).await.err().unwrap();
+        assert!(error.to_string().contains("1 to 64 letters"), "{name}: {error}");
     }
     gateway.shutdown().await;
 }
