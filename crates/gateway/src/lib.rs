@@ -15,6 +15,7 @@ mod recorder;
 mod routes;
 mod server;
 mod shell;
+mod tails;
 mod telemetry;
 mod tokenise;
 mod turn_log;

@@ -5,6 +5,7 @@
 
 use crate::error::Rejection;
 use crate::fleet::Fleet;
+use crate::tails::Tails;
 use crate::upstream::{Answer, Upstream};
 use bytes::Bytes;
 use homing_model::{ChatInput, TemplateError, Vocabulary};
@@ -50,6 +51,8 @@ pub(crate) struct Tokeniser {
     source: Source,
     /// One permit for each core.
     permits: Arc<Semaphore>,
+    /// What the last prompts were, to the token.
+    tails: Arc<Tails>,
 }
 
 enum Source {
@@ -71,6 +74,7 @@ impl Tokeniser {
         Self {
             source,
             permits: Arc::new(Semaphore::new(cores)),
+            tails: Arc::new(Tails::default()),
         }
     }
 
@@ -80,6 +84,11 @@ impl Tokeniser {
             Source::Vocabulary(vocabulary) => Some(Arc::clone(vocabulary)),
             Source::Engines { .. } => None,
         }
+    }
+
+    /// What prompts are compared with.
+    pub(crate) fn tails(&self) -> Arc<Tails> {
+        Arc::clone(&self.tails)
     }
 
     /// The text of an answer's tokens; `None` where only the engines know it.

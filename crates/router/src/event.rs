@@ -194,7 +194,25 @@ pub struct Turn {
     pub prompt: Prompt,
     /// Tokens to generate at most.
     pub max_output_tokens: u32,
+    /// How the prompt's tokens compare with those of earlier prompts; `None` where the driver does not know.
+    #[serde(default)]
+    pub compared: Option<Compared>,
 }
+
+/// A fact that blocks cannot tell, since the last tokens of a prompt fill no block: which earlier prompt a prompt
+/// continues to the token. Two questions after the same long instructions differ in just these tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compared {
+    /// The prompt itself: equal prompts have equal ids as long as the driver remembers them.
+    pub prompt: PromptId,
+    /// The longest shorter prompt that this one begins with, of those that the driver remembers.
+    pub continues: Option<PromptId>,
+}
+
+/// The driver's id of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PromptId(pub u64);
 
 /// What the client says about the session of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -9,11 +9,14 @@
 //! more than its first prompt. So a match counts only if it reaches that far. Where a first message is shorter than a
 //! block this can still take one stranger for a continuation; the next stranger is told apart again.
 //!
+//! A driver that compares tokens says which earlier prompt a turn continues (`Compared`). Then that decides wherever a match
+//! does not reach beyond a first prompt, and no stranger is taken for a continuation.
+//!
 //! Branches, forks, retries and rewritten history make a family: sessions under one root that own their blocks
 //! together. State per session is its last prompt and a few counters; count, blocks and idle time are bounded.
 
 use crate::action::Path;
-use crate::event::SessionHint;
+use crate::event::{Compared, PromptId, SessionHint};
 use homing_kv::{BlockHash, Prompt, ResidencyIndex};
 use homing_units::{Duration, Instant, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +28,8 @@ pub(crate) struct Sessions {
     sessions: BTreeMap<SessionId, Session>,
     families: BTreeMap<u64, Family>,
     by_key: BTreeMap<u128, SessionId>,
+    /// Whose last prompt it is; of several the latest.
+    by_prompt: BTreeMap<PromptId, SessionId>,
     /// Sessions without a turn in flight, longest idle first.
     idle: BTreeSet<(Instant, SessionId)>,
     /// Those of them that count as live demand still, longest idle first.
@@ -53,6 +58,8 @@ pub(crate) struct Session {
     pub(crate) family: u64,
     pub(crate) key: Option<u128>,
     pub(crate) last: Prompt,
+    /// What the driver calls that prompt, if it does.
+    last_id: Option<PromptId>,
     /// Turns that have begun.
     pub(crate) turns: u32,
     pub(crate) in_flight: u32,
@@ -111,6 +118,7 @@ impl Sessions {
             sessions: BTreeMap::new(),
             families: BTreeMap::new(),
             by_key: BTreeMap::new(),
+            by_prompt: BTreeMap::new(),
             idle: BTreeSet::new(),
             cooling: BTreeSet::new(),
             blocks: 0,
@@ -125,16 +133,18 @@ impl Sessions {
         now: Instant,
         hint: SessionHint,
         prompt: &Prompt,
+        compared: Option<Compared>,
         index: &mut ResidencyIndex,
     ) -> SessionId {
         let id = self
-            .find(hint, prompt, index)
+            .find(hint, prompt, compared, index)
             .unwrap_or_else(|kin| self.create(hint, prompt, kin));
         let place = (self.sessions[&id].last_used, id);
         self.idle.remove(&place);
         self.cooling.remove(&place);
         self.set_live(id, true);
         self.replace_prompt(id, prompt, index);
+        self.rename_prompt(id, compared.map(|compared| compared.prompt));
         let session = self.sessions.get_mut(&id).expect("it was found or made above");
         session.turns += 1;
         session.in_flight += 1;
@@ -237,13 +247,22 @@ impl Sessions {
     }
 
     /// The session that a turn continues, or else the family that it branches from, if any.
-    fn find(&self, hint: SessionHint, prompt: &Prompt, index: &ResidencyIndex) -> Result<SessionId, Option<u64>> {
+    fn find(
+        &self,
+        hint: SessionHint,
+        prompt: &Prompt,
+        compared: Option<Compared>,
+        index: &ResidencyIndex,
+    ) -> Result<SessionId, Option<u64>> {
         if let SessionHint::Explicit(key) = hint
             && let Some(known) = self.by_key.get(&key)
         {
             return Ok(*known);
         }
-        let (family, nearest) = self.recognise(prompt, index).ok_or(None)?;
+        let exact = compared.and_then(|compared| self.continued(compared));
+        let (family, nearest) = exact
+            .or_else(|| self.recognise(prompt, compared.is_none(), index))
+            .ok_or(None)?;
         let nearest = &self.sessions[&nearest];
         // A named session is continued by its name only, and one whose turn is in flight by a retry of that turn only.
         let continues = hint == SessionHint::Recognise
@@ -252,8 +271,16 @@ impl Sessions {
         if continues { Ok(nearest.id) } else { Err(Some(family)) }
     }
 
-    /// The family whose history the prompt repeats, and the session of it that shares most.
-    fn recognise(&self, prompt: &Prompt, index: &ResidencyIndex) -> Option<(u64, SessionId)> {
+    /// The session whose last prompt it is or continues, to the token.
+    fn continued(&self, compared: Compared) -> Option<(u64, SessionId)> {
+        let session = |prompt: PromptId| self.by_prompt.get(&prompt);
+        let id = session(compared.prompt).or_else(|| session(compared.continues?))?;
+        Some((self.sessions[id].family, *id))
+    }
+
+    /// The family whose history the prompt repeats, and the session of it that shares most. `by_length`: repeating all
+    /// whole blocks of a last prompt counts, since nobody knows the tokens after them.
+    fn recognise(&self, prompt: &Prompt, by_length: bool, index: &ResidencyIndex) -> Option<(u64, SessionId)> {
         let (id, depth) = index.deepest_exclusive(&prompt.blocks)?;
         let family = self.families.get(&id)?;
         let shared = |member: &SessionId| shared_blocks(&self.sessions[member].last.blocks, &prompt.blocks);
@@ -262,7 +289,7 @@ impl Sessions {
             .iter()
             .max_by_key(|member| (shared(member), std::cmp::Reverse(**member)))?;
         let last = &self.sessions[&nearest].last;
-        let repeats_last = shared(&nearest) == last.blocks.len() && prompt.tokens >= last.tokens;
+        let repeats_last = by_length && shared(&nearest) == last.blocks.len() && prompt.tokens >= last.tokens;
         (depth > family.root_blocks || repeats_last).then_some((id, nearest))
     }
 
@@ -297,6 +324,7 @@ impl Sessions {
             family,
             key,
             last,
+            last_id: None,
             turns: 0,
             in_flight: 0,
             last_used: Instant::ZERO,
@@ -326,6 +354,22 @@ impl Sessions {
         }
     }
 
+    fn rename_prompt(&mut self, id: SessionId, prompt: Option<PromptId>) {
+        let session = self
+            .sessions
+            .get_mut(&id)
+            .expect("only sessions that are remembered have prompts");
+        let old = std::mem::replace(&mut session.last_id, prompt);
+        if let Some(old) = old
+            && self.by_prompt.get(&old) == Some(&id)
+        {
+            self.by_prompt.remove(&old);
+        }
+        if let Some(prompt) = prompt {
+            self.by_prompt.insert(prompt, id);
+        }
+    }
+
     /// A family owns the last prompts of its members, nothing else.
     fn own_again(&self, family: u64, index: &mut ResidencyIndex) {
         index.disown(family);
@@ -346,6 +390,7 @@ impl Sessions {
 
     fn forget(&mut self, id: SessionId, index: &mut ResidencyIndex) {
         self.unhome(id);
+        self.rename_prompt(id, None);
         let session = self.sessions.remove(&id).expect("an idle session is remembered");
         self.idle.remove(&(session.last_used, id));
         self.cooling.remove(&(session.last_used, id));
@@ -409,6 +454,13 @@ impl Sessions {
             if let Some(home) = session.home {
                 homed.entry(home).or_default().add(session);
             }
+        }
+        for (prompt, id) in &self.by_prompt {
+            assert_eq!(
+                self.sessions[id].last_id,
+                Some(*prompt),
+                "a prompt's session has it as its last"
+            );
         }
         let cooling = self.iter().filter(|session| session.in_flight == 0 && session.live);
         assert!(

@@ -6,10 +6,11 @@ use homing_kv::Prompt;
 use homing_router::RouterConfig;
 use homing_router::action::{Path, WorkerState};
 use homing_router::event::{
-    Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegUsage, Resume, Role, SessionHint, WorkerInfo,
+    Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegUsage, PromptId, Resume, Role, SessionHint,
+    WorkerInfo,
 };
-use homing_units::{BootEpoch, Duration, RequestId, WorkerId};
-use std::collections::BTreeMap;
+use homing_units::{BootEpoch, Duration, RequestId, SessionId, WorkerId};
+use std::collections::{BTreeMap, BTreeSet};
 use support::{Driver, prompt, worker, workers};
 
 const RECOGNISE: SessionHint = SessionHint::Recognise;
@@ -116,6 +117,123 @@ fn branches_forks_retries_and_rewritten_history_are_one_family() {
     // Its old blocks are nobody's now: who repeats them is new.
     served(&mut driver, RECOGNISE, prompt(5, 50, 95));
     assert_eq!(sessions(&driver).len(), 4);
+}
+
+/// A turn whose driver knows the tokens, from its start to its end; in which session it was, how it went and where.
+fn compared(
+    driver: &mut Driver,
+    hint: SessionHint,
+    prompt: Prompt,
+    (id, continues): (u64, Option<u64>),
+) -> (SessionId, Path, u32) {
+    let facts = Compared {
+        prompt: PromptId(id),
+        continues: continues.map(PromptId),
+    };
+    let request = driver.compared_turn(hint, prompt, Some(facts), 50);
+    driver.serve(request);
+    let session = driver.router.explain(request).unwrap().session;
+    let decision = driver.decision(request);
+    (session, decision.path, decision.decode.0)
+}
+
+#[test]
+fn questions_that_differ_in_their_last_tokens_are_sessions_of_their_own() {
+    // Each question fits into the block after the same long instructions: all have the same blocks, and the same length.
+    for roles in [&[Role::Prefill, Role::Decode, Role::Decode, Role::Decode][..], &DP] {
+        for named in [false, true] {
+            let hint = |client: u64| {
+                if named {
+                    SessionHint::Explicit(u128::from(client))
+                } else {
+                    RECOGNISE
+                }
+            };
+            let mut driver = Driver::with_workers("homing", &workers(roles));
+            let homes: Vec<_> = (0..6)
+                .map(|client| compared(&mut driver, hint(client), prompt(0, 100, 0), (client, None)))
+                .collect();
+            let sessions: BTreeSet<_> = homes.iter().map(|(session, ..)| *session).collect();
+            let workers: BTreeSet<_> = homes.iter().map(|(_, _, home)| *home).collect();
+            assert_eq!((sessions.len(), workers.len()), (6, 3), "named: {named}, {homes:?}");
+            for turn in 1..4 {
+                for client in 0..6_u64 {
+                    let (session, _, home) = homes[usize::try_from(client).unwrap()];
+                    let own = u32::try_from(turn).unwrap() * 10;
+                    let last = (turn - 1) * 10 + client;
+                    let facts = (turn * 10 + client, Some(last));
+                    assert_eq!(
+                        compared(&mut driver, hint(client), prompt(client + 1, 100, own), facts),
+                        (session, Path::Append, home),
+                        "client {client}, turn {turn}, named: {named}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_goes_on_to_the_token_is_of_the_family() {
+    let mut driver = Driver::with_workers("homing", &workers(&DP));
+    let (session, ..) = compared(&mut driver, RECOGNISE, prompt(1, 50, 50), (0, None));
+    // A retry is the same prompt again, even where the driver has forgotten it under that id.
+    assert_eq!(
+        compared(&mut driver, RECOGNISE, prompt(1, 50, 50), (0, None)).0,
+        session
+    );
+    // A turn that goes on.
+    assert_eq!(
+        compared(&mut driver, RECOGNISE, prompt(1, 50, 90), (1, Some(0))).0,
+        session
+    );
+    // History rewritten beyond the first prompt, although no known prompt is repeated.
+    let rewritten: Vec<_> = prompt(1, 50, 70)
+        .blocks
+        .iter()
+        .chain(prompt(9, 0, 30).blocks.iter())
+        .copied()
+        .collect();
+    let rewritten = Prompt::new(rewritten, 150 * 16, 16);
+    assert_eq!(
+        compared(&mut driver, RECOGNISE, rewritten.clone(), (2, None)).0,
+        session
+    );
+    // While a turn is in flight, another one that goes on from the same prompt is a branch, and its retry the branch's.
+    let facts = |id, continues| {
+        Some(Compared {
+            prompt: PromptId(id),
+            continues: Some(PromptId(continues)),
+        })
+    };
+    let longer = |of: u64| {
+        let blocks: Vec<_> = rewritten
+            .blocks
+            .iter()
+            .chain(prompt(of, 0, 5).blocks.iter())
+            .copied()
+            .collect();
+        Prompt::new(blocks, 155 * 16, 16)
+    };
+    let running = driver.compared_turn(RECOGNISE, longer(20), facts(3, 2), 50);
+    let retry = driver.compared_turn(RECOGNISE, longer(20), facts(3, 2), 50);
+    let branch = driver.compared_turn(RECOGNISE, longer(21), facts(4, 3), 50);
+    let session_of = |driver: &Driver, request| driver.router.explain(request).unwrap().session;
+    assert_eq!(
+        (session_of(&driver, running), session_of(&driver, retry)),
+        (session, session)
+    );
+    assert_ne!(session_of(&driver, branch), session);
+    assert_eq!(driver.decision(branch).decode, driver.decision(running).decode);
+    let views = driver.router.view_sessions(9);
+    assert!(views.len() == 2 && views[0].family == views[1].family, "{views:?}");
+    // A stranger who shares all whole blocks of the last prompt, but not its last tokens.
+    let mut driver = Driver::with_workers("homing", &workers(&DP));
+    let (first, ..) = compared(&mut driver, RECOGNISE, prompt(1, 50, 50), (0, None));
+    let (second, path, _) = compared(&mut driver, RECOGNISE, prompt(1, 50, 60), (1, None));
+    assert!(first != second && path == Path::Local);
+    let views = driver.router.view_sessions(9);
+    assert_ne!(views[0].family, views[1].family);
 }
 
 #[test]

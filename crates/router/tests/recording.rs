@@ -5,8 +5,8 @@
 use homing_kv::{BlockHash, Prompt, Tier};
 use homing_router::RouterConfig;
 use homing_router::event::{
-    Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegFailure, LegId, LegUsage, LoadReport, Resume, Role,
-    SessionHint, Turn, WorkerInfo,
+    Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegFailure, LegId, LegUsage, LoadReport,
+    PromptId, Resume, Role, SessionHint, Turn, WorkerInfo,
 };
 use homing_router::recording::{Entry, Recorder, Recording, RecordingError, ReplayError, replay};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
@@ -112,18 +112,25 @@ fn request_event() -> impl Strategy<Value = Event> {
         Just(SessionHint::Recognise),
         any::<u128>().prop_map(SessionHint::Explicit)
     ];
-    let turn = |(id, session, prompt, max_output_tokens)| Turn {
+    let compared = prop::option::of(
+        (any::<u64>(), prop::option::of(any::<u64>())).prop_map(|(prompt, continues)| Compared {
+            prompt: PromptId(prompt),
+            continues: continues.map(PromptId),
+        }),
+    );
+    let turn = |(id, session, prompt, max_output_tokens, compared)| Turn {
         request: RequestId(id),
         session,
         prompt,
         max_output_tokens,
+        compared,
     };
     let usage = |output_tokens| LegUsage {
         cached_tokens: None,
         output_tokens,
     };
     prop_oneof![
-        (any::<u64>(), hint, prompt(), any::<u32>())
+        (any::<u64>(), hint, prompt(), any::<u32>(), compared)
             .prop_map(turn)
             .prop_map(Event::Turn),
         (leg(), prop::option::of(any::<u32>()))
@@ -252,6 +259,7 @@ fn a_session_costs_its_new_blocks_only() {
                 session,
                 prompt,
                 max_output_tokens: 9,
+                compared: None,
             }),
         )
     };
@@ -279,6 +287,7 @@ fn a_replay_tells_whether_the_same_was_done() {
         session: SessionHint::Recognise,
         prompt: Prompt::new([], 5, 16),
         max_output_tokens: 1,
+        compared: None,
     };
     let error = replay(&record(&[(0, Event::Turn(turn))]), |_, _, _, _| {}).unwrap_err();
     assert!(

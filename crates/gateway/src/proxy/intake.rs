@@ -6,11 +6,12 @@ use super::legs::Endpoint;
 use super::session::{SessionName, session_of};
 use crate::error::Rejection;
 use crate::shell::Shell;
+use crate::tails::{OPENING_TOKENS, Tails};
 use crate::tokenise::{Text, encode};
 use bytes::Bytes;
 use homing_kv::Prompt;
 use homing_model::Vocabulary;
-use homing_router::event::{Leg, LegId, Turn};
+use homing_router::event::{Compared, Leg, LegId, Turn};
 use homing_units::{Instant, RequestId};
 use homing_wire::openai::{AnswerEdit, ApiError, Body, ChatRequest, CompletionRequest, GenerationParams, PromptInput};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -40,6 +41,7 @@ pub(crate) struct TurnRequest {
     pub(crate) session: SessionName,
     pub(crate) tokens: Arc<[u32]>,
     pub(crate) prompt: Prompt,
+    compared: Compared,
     block_size: u32,
     /// Tokens to generate at most, as the core books them.
     pub(crate) output_tokens: u32,
@@ -69,15 +71,30 @@ struct Parsed {
 struct Tokenised {
     tokens: Arc<[u32]>,
     prompt: Prompt,
+    compared: Compared,
+}
+
+/// What turns tokens into a prompt.
+#[derive(Clone)]
+struct Comparison {
+    block_size: u32,
+    tails: Arc<Tails>,
+    /// Tokens at a prompt's end that only open the answer, at most.
+    opening: usize,
 }
 
 impl Tokenised {
-    fn new(tokens: Vec<u32>, block_size: u32) -> Result<Self, ApiError> {
+    fn new(tokens: Vec<u32>, comparison: &Comparison) -> Result<Self, ApiError> {
         if tokens.is_empty() {
             return Err(ApiError::invalid("the prompt has no tokens, expected one or more"));
         }
+        let prompt = Prompt::of_tokens(&tokens, comparison.block_size);
+        let compared = comparison
+            .tails
+            .compare(&tokens, &prompt, comparison.block_size, comparison.opening);
         Ok(Self {
-            prompt: Prompt::of_tokens(&tokens, block_size),
+            prompt,
+            compared,
             tokens: tokens.into(),
         })
     }
@@ -97,8 +114,17 @@ impl TurnRequest {
         let received = shell.clock.now();
         let (tokeniser, block_size) = (&shell.tokeniser, shell.block_size);
         let vocabulary = tokeniser.vocabulary();
+        let comparison = Comparison {
+            block_size,
+            tails: tokeniser.tails(),
+            opening: match endpoint {
+                Endpoint::Chat => OPENING_TOKENS,
+                Endpoint::Completions => 0,
+            },
+        };
+        let compared_by = comparison.clone();
         let legs = forwarded(&headers);
-        let parse = move || parse(endpoint, &headers, &bytes, vocabulary.as_deref(), block_size);
+        let parse = move || parse(endpoint, &headers, &bytes, vocabulary.as_deref(), &compared_by);
         let Parsed {
             body,
             session,
@@ -107,11 +133,15 @@ impl TurnRequest {
             tokenised,
         } = tokeniser.heavy(parse).await?;
         let model = shell.fleet.served_model(params.model.as_deref())?;
-        let Tokenised { tokens, prompt } = match tokenised {
+        let Tokenised {
+            tokens,
+            prompt,
+            compared,
+        } = match tokenised {
             Some(tokenised) => tokenised,
             None => {
                 let tokens = tokeniser.ask(&text).await?;
-                tokeniser.heavy(move || Tokenised::new(tokens, block_size)).await?
+                tokeniser.heavy(move || Tokenised::new(tokens, &comparison)).await?
             }
         };
         let context = shell.fleet.longest_context();
@@ -133,6 +163,7 @@ impl TurnRequest {
             model,
             session,
             prompt,
+            compared,
             tokens,
             block_size,
             // A client without a limit means the context; booking all of it would keep everybody else out.
@@ -155,6 +186,7 @@ impl TurnRequest {
             request: self.id,
             session: self.session.hint,
             prompt: self.prompt.clone(),
+            compared: Some(self.compared),
             max_output_tokens: self.output_tokens,
         }
     }
@@ -182,7 +214,7 @@ fn parse(
     headers: &HeaderMap,
     bytes: &Bytes,
     vocabulary: Option<&Vocabulary>,
-    block_size: u32,
+    comparison: &Comparison,
 ) -> Result<Parsed, ApiError> {
     let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
     let session = session_of(headers, &body)?;
@@ -192,7 +224,7 @@ fn parse(
         (_, Some(vocabulary)) => Some(encode(vocabulary, &text)?),
         (_, None) => None,
     };
-    let tokenised = tokens.map(|tokens| Tokenised::new(tokens, block_size)).transpose()?;
+    let tokenised = tokens.map(|tokens| Tokenised::new(tokens, comparison)).transpose()?;
     Ok(Parsed {
         body,
         session,

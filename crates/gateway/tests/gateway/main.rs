@@ -6,5 +6,6 @@ mod failures;
 mod inputs;
 mod life;
 mod proxy;
+mod sessions;
 mod support;
 mod workers;

@@ -25,9 +25,13 @@ impl Router {
             self.actions.push_back(Action::Reject { request: id, error });
             return;
         }
-        let session = self
-            .sessions
-            .begin(self.now, turn.session, &turn.prompt, &mut self.residency.index);
+        let session = self.sessions.begin(
+            self.now,
+            turn.session,
+            &turn.prompt,
+            turn.compared,
+            &mut self.residency.index,
+        );
         let turn_index = self.sessions.get(session).map_or(0, |session| session.turns - 1);
         let request = Request {
             id,

@@ -5,7 +5,7 @@
 use homing_kv::{BlockHash, Prompt};
 use homing_router::action::{Action, Decision, Dispatch, KvUse, RouteError, WorkerState};
 use homing_router::event::{
-    Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume, Role, SessionHint, Turn, WorkerInfo,
+    Compared, Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume, Role, SessionHint, Turn, WorkerInfo,
 };
 use homing_router::recording::{ActionDigest, Recorder};
 use homing_router::{Router, RouterConfig};
@@ -123,6 +123,17 @@ impl Driver {
 
     /// A client asks for a turn.
     pub fn turn(&mut self, session: SessionHint, prompt: Prompt, max_output_tokens: u32) -> RequestId {
+        self.compared_turn(session, prompt, None, max_output_tokens)
+    }
+
+    /// A client asks for a turn whose tokens were compared with those of earlier prompts.
+    pub fn compared_turn(
+        &mut self,
+        session: SessionHint,
+        prompt: Prompt,
+        compared: Option<Compared>,
+        max_output_tokens: u32,
+    ) -> RequestId {
         let request = RequestId(self.next_request);
         self.next_request += 1;
         let client = Client {
@@ -137,6 +148,7 @@ impl Driver {
             session,
             prompt,
             max_output_tokens,
+            compared,
         }));
         request
     }

@@ -4,9 +4,9 @@ use super::Simulation;
 use crate::client::Client;
 use homing_kv::{BlockHash, chain};
 use homing_report::logs::RequestLine;
-use homing_router::event::{Event, SessionHint, Turn};
+use homing_router::event::{Compared, Event, PromptId, SessionHint, Turn};
 use homing_units::RequestId;
-use homing_workload::TurnRef;
+use homing_workload::{Trace, TurnRef};
 
 impl Simulation<'_> {
     /// Sends the turns that are due; says whether there were any.
@@ -32,6 +32,7 @@ impl Simulation<'_> {
             request,
             session,
             prompt: client.prompt.clone(),
+            compared: Some(compared(self.trace, turn)),
             max_output_tokens: client.wanted,
         }));
         self.clients.insert(request, client);
@@ -56,5 +57,23 @@ impl Simulation<'_> {
         self.logs.add(|| RequestLine::from(&record));
         self.records.push(record);
         self.replay.ended(self.now, client.turn);
+    }
+}
+
+/// What a driver that sees the tokens would know: the trace says it. An agent continues its last prompt unless it has
+/// rewritten its history.
+fn compared(trace: &Trace, turn: TurnRef) -> Compared {
+    let id = |index: u32| PromptId(u64::from(turn.session) << 32 | u64::from(index));
+    let (this, turns) = (trace.turn(turn), &trace.session(turn).turns);
+    let last = (0..turn.turn)
+        .rev()
+        .find(|&index| turns[index as usize].agent == this.agent);
+    let continued = last.filter(|&index| {
+        let last = &turns[index as usize];
+        last.prompt_tokens < this.prompt_tokens && this.content.starts_with(&last.content)
+    });
+    Compared {
+        prompt: id(turn.turn),
+        continues: continued.map(id),
     }
 }
