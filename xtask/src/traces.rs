@@ -49,9 +49,9 @@ fn coding_agents(homing: &str, trace: &Path) -> Result<()> {
         run["sessions"]["count"]
     );
     ensure!(
-        run["left_out"]["sessions"] == 27,
+        report["left_out"]["sessions"] == 27,
         "expected 27 sessions left out, found {}",
-        run["left_out"]
+        report["left_out"]
     );
     println!(
         "    requests {}, hit ratio {}, paths {}",
