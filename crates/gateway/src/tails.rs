@@ -33,10 +33,13 @@ struct Seen {
     limit: usize,
     /// Counts prompts, and uses of them.
     next: u64,
-    by_tip: HashMap<Option<BlockHash>, BTreeMap<Box<[u32]>, Vec<Known>>>,
+    by_tip: HashMap<Option<BlockHash>, TailsOfTip>,
     /// Longest unused first.
     by_use: BTreeMap<u64, Place>,
 }
+
+/// Prompts after one tip, by the tokens between it and their openings.
+type TailsOfTip = BTreeMap<Box<[u32]>, Vec<Known>>;
 
 /// A prompt that was seen.
 #[derive(Debug)]
@@ -259,7 +262,7 @@ mod tests {
             check(block_size, &[0..100, 210..220, 900..907], false);
             check(block_size, &[0..100, 200..209, 250..251, 900..907, 300..320], false);
             check(block_size, &[0..100, 200..210, 900..905, 300..302], false);
-            check(block_size, &[0..100], false);
+            check(block_size, &[0..100, 200..204], false);
         }
     }
 

@@ -132,7 +132,8 @@ fn compared(
     };
     let request = driver.compared_turn(hint, prompt, Some(facts), 50);
     driver.serve(request);
-    let session = driver.router.explain(request).unwrap().session;
+    let explanation = driver.router.explain(request).expect("it was asked just now");
+    let session = explanation.session;
     let decision = driver.decision(request);
     (session, decision.path, decision.decode.0)
 }

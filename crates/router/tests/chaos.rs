@@ -9,7 +9,8 @@ mod support;
 use homing_kv::{BlockHash, Prompt, Tier};
 use homing_router::action::WorkerState;
 use homing_router::event::{
-    Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegId, LegUsage, Resume, Role, SessionHint, WorkerInfo,
+    Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegId, LegUsage, PromptId, Resume, Role,
+    SessionHint, WorkerInfo,
 };
 use homing_router::recording::replay;
 use homing_router::{Limits, RouterConfig};
@@ -114,7 +115,13 @@ impl World {
         let most = self.rng.random_range(0..300);
         // Some grow too long for any worker.
         let own = if self.chance(3) { 400 } else { own };
-        self.driver.turn(hint, prompt(conversation, shared, own), most);
+        // A driver may compare tokens, and may be wrong about what the router remembers.
+        let compared = self.chance(50).then(|| Compared {
+            prompt: PromptId(self.rng.random_range(0..60)),
+            continues: self.chance(70).then(|| PromptId(self.rng.random_range(0..60))),
+        });
+        let prompt = prompt(conversation, shared, own);
+        self.driver.compared_turn(hint, prompt, compared, most);
     }
 
     /// A leg is answered as it should be.
