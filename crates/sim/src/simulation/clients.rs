@@ -32,7 +32,7 @@ impl Simulation<'_> {
             request,
             session,
             prompt: client.prompt.clone(),
-            compared: Some(compared(self.trace, turn)),
+            compared: compared(self.trace, turn),
             max_output_tokens: client.wanted,
         }));
         self.clients.insert(request, client);
@@ -60,9 +60,12 @@ impl Simulation<'_> {
     }
 }
 
-/// What a driver that sees the tokens would know: the trace says it. An agent continues its last prompt unless it has
-/// rewritten its history.
-fn compared(trace: &Trace, turn: TurnRef) -> Compared {
+/// What a driver that sees the tokens would know, as far as the trace says it: an agent continues its last prompt unless
+/// it has rewritten its history. A trace of single requests does not say which of them continues another.
+fn compared(trace: &Trace, turn: TurnRef) -> Option<Compared> {
+    if trace.session(turn).turns.len() == 1 {
+        return None;
+    }
     let id = |index: u32| PromptId(u64::from(turn.session) << 32 | u64::from(index));
     let (this, turns) = (trace.turn(turn), &trace.session(turn).turns);
     let last = (0..turn.turn)
@@ -72,8 +75,8 @@ fn compared(trace: &Trace, turn: TurnRef) -> Compared {
         let last = &turns[index as usize];
         last.prompt_tokens < this.prompt_tokens && this.content.starts_with(&last.content)
     });
-    Compared {
+    Some(Compared {
         prompt: id(turn.turn),
         continues: continued.map(id),
-    }
+    })
 }
