@@ -31,6 +31,8 @@ pub struct Account {
     pub prefill_tokens: u64,
     /// Prompts whose KV is held here until it is fetched.
     pub exports: u32,
+    /// Prompt tokens of requests whose first token is out: the context that decodes here.
+    pub decode_tokens: u64,
 }
 
 /// What a request takes, as far as its plan matters.
@@ -275,7 +277,9 @@ impl Booking {
         let mut at_prefill = None;
         match (prefill, self.stage) {
             (None, Stage::Prefill) => at_decode.append_tokens = u64::from(*tail_tokens),
-            (None, Stage::Pull | Stage::Decode) | (Some(_), Stage::Decode) => {}
+            (None, Stage::Pull | Stage::Decode) | (Some(_), Stage::Decode) => {
+                at_decode.decode_tokens = u64::from(prompt.tokens);
+            }
             (Some(prefill), Stage::Prefill | Stage::Pull) => {
                 at_decode.seeds = 1;
                 at_decode.seed_tokens = u64::from(prompt.tokens);
@@ -309,6 +313,7 @@ impl Account {
         self.append_tokens += other.append_tokens;
         self.prefill_tokens += other.prefill_tokens;
         self.exports += other.exports;
+        self.decode_tokens += other.decode_tokens;
     }
 
     fn subtract(&mut self, other: Self) {
@@ -319,6 +324,7 @@ impl Account {
         self.append_tokens -= other.append_tokens;
         self.prefill_tokens -= other.prefill_tokens;
         self.exports -= other.exports;
+        self.decode_tokens -= other.decode_tokens;
     }
 
     /// Why this account leaves no room for a decode leg whatever its KV comes from. `kv_tokens` is the pool's size.
@@ -420,6 +426,7 @@ mod tests {
             Account {
                 requests: 1,
                 reserved_tokens: 200,
+                decode_tokens: 163,
                 ..Account::default()
             }
         );

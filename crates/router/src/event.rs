@@ -145,6 +145,10 @@ pub struct LoadReport {
     pub waiting: u32,
     /// Tokens of its pool that are in use by requests.
     pub kv_tokens_used: u64,
+    /// Requests that wait for KV from another worker; 0 where it does not say.
+    pub transfer_queue: u32,
+    /// Requests that lost their blocks and wait to run again; 0 where it does not say.
+    pub retracted: u32,
 }
 
 /// A batch of a worker's KV events.

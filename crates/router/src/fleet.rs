@@ -12,6 +12,9 @@ use std::collections::{BTreeMap, VecDeque};
 /// Earlier lives of a worker that are remembered, to know a late message of one from the first of a new one.
 const PAST_EPOCHS: usize = 8;
 
+/// The weight of the newest time to first token in the running mean is one over this.
+const TTFT_MEMORY: f64 = 8.0;
+
 /// All workers, by id.
 #[derive(Debug, Default)]
 pub(crate) struct Fleet {
@@ -30,6 +33,10 @@ pub(crate) struct Worker {
     /// The pause that led to `busy_until`.
     pub(crate) busy_pause: Duration,
     pub(crate) cache: CacheCounters,
+    /// Decode legs that it was ever given.
+    pub(crate) assigned_requests: u64,
+    /// Running mean of the time to first token of what it decoded, in seconds.
+    pub(crate) recent_ttft_s: Option<f64>,
     liveness: Liveness,
     missed_probes: u32,
     /// It was suspect or dead and has answered no leg since.
@@ -123,6 +130,8 @@ impl Worker {
             busy_until: Instant::ZERO,
             busy_pause: Duration::ZERO,
             cache: CacheCounters::default(),
+            assigned_requests: 0,
+            recent_ttft_s: None,
             liveness: Liveness::Alive,
             missed_probes: 0,
             on_trial: false,
@@ -194,6 +203,12 @@ impl Worker {
     pub(crate) fn trust(&mut self) {
         self.on_trial = false;
         self.busy_pause = Duration::ZERO;
+    }
+
+    /// A request that it decodes had its first token after so many seconds.
+    pub(crate) fn learn_ttft(&mut self, seconds: f64) {
+        let mean = self.recent_ttft_s.unwrap_or(seconds);
+        self.recent_ttft_s = Some(mean + (seconds - mean) / TTFT_MEMORY);
     }
 
     /// A liveness probe was answered or missed. The report's epoch is for [`Worker::meet`].

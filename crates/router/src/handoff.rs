@@ -23,6 +23,8 @@ pub(crate) struct Request {
     pub(crate) id: RequestId,
     pub(crate) session: SessionId,
     pub(crate) turn_index: u32,
+    /// When it came.
+    pub(crate) arrived: Instant,
     /// What is to be prefilled: the client's prompt, and what the client was sent already.
     pub(crate) prompt: Prompt,
     pub(crate) max_output_tokens: u32,

@@ -52,6 +52,13 @@ impl WaitQueue {
         }
     }
 
+    /// It is not to be looked at before this, whatever is freed.
+    pub(crate) fn sleeps(&mut self, deadline: Instant, id: RequestId, not_before: Instant) {
+        if let Some(place) = self.places.get_mut(&(deadline, id)) {
+            place.not_before = not_before;
+        }
+    }
+
     /// Something was freed at this worker.
     pub(crate) fn free(&mut self, worker: WorkerId) {
         self.freed.workers.insert(worker);

@@ -27,7 +27,7 @@ use crate::feed::FeedLimits;
 use crate::fleet::Fleet;
 use crate::handoff::{Phase, Request};
 use crate::links::Links;
-use crate::policies::Policy;
+use crate::policies::{Habits, Policy};
 use crate::queue::WaitQueue;
 use crate::residency::Residency;
 use crate::sessions::{SessionLimits, Sessions};
@@ -45,6 +45,7 @@ const FIRST_EXPECTED_OUTPUT_TOKENS: u32 = 512;
 pub struct Router {
     config: RouterConfig,
     policy: Box<dyn Policy>,
+    habits: Habits,
     rng: Rng,
     /// The latest time that it was told; it never goes back.
     now: Instant,
@@ -87,8 +88,10 @@ impl Router {
             idle: config.clocks.session_idle,
             live: config.clocks.session_live,
         };
+        let policy = config.policy.build();
         Self {
-            policy: config.policy.build(),
+            habits: policy.habits(),
+            policy,
             rng: rng_for(config.seed, "router"),
             now: Instant::ZERO,
             fleet: Fleet::default(),
@@ -153,6 +156,12 @@ impl Router {
     #[must_use]
     pub const fn config(&self) -> &RouterConfig {
         &self.config
+    }
+
+    /// The habits of its policy.
+    #[must_use]
+    pub const fn habits(&self) -> Habits {
+        self.habits
     }
 
     /// Whether no request lives and nothing is booked.

@@ -66,6 +66,8 @@ fn worker_event() -> impl Strategy<Value = Event> {
         running,
         waiting: 1,
         kv_tokens_used,
+        transfer_queue: running / 2,
+        retracted: 0,
     };
     let batch = |(worker, sequence, updates)| KvBatch {
         worker,

@@ -110,6 +110,8 @@ impl Node {
             running: snapshot.running,
             waiting: snapshot.waiting,
             kv_tokens_used: u64::from(used) * u64::from(self.config.block_size),
+            transfer_queue: snapshot.importing,
+            retracted: 0,
         })
     }
 

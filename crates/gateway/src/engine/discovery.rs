@@ -163,6 +163,8 @@ pub(super) fn load_of(worker: WorkerId, metrics: &Metrics, kv_tokens: u64) -> Op
         running: whole(metrics.sum(names::REQUESTS_RUNNING)?),
         waiting: whole(metrics.sum(names::REQUESTS_WAITING)?),
         kv_tokens_used: u64::from(whole(usage * kv_tokens as f64)),
+        transfer_queue: 0,
+        retracted: 0,
     })
 }
 

@@ -3,6 +3,7 @@
 use crate::action::{Candidate, Path};
 use crate::admission::{Account, Denied};
 use crate::event::Role;
+use homing_kv::BlockHash;
 use homing_units::{Duration, RequestId, SessionId, WorkerId};
 use std::collections::BTreeMap;
 
@@ -37,8 +38,20 @@ pub struct WorkerView {
     pub kv_tokens: u64,
     /// What the router has in flight there.
     pub account: Account,
+    /// Requests that it says are in its batch; 0 where it says nothing.
+    pub running: u32,
     /// Requests that it says wait for a place in its batch; 0 where it says nothing.
     pub waiting: u32,
+    /// Requests that it says wait for KV from another worker; 0 where it says nothing.
+    pub transfer_queue: u32,
+    /// Requests that it says lost their blocks and wait to run again; 0 where it says nothing.
+    pub retracted: u32,
+    /// Tokens of its pool that it says requests (or pinned sessions) hold; 0 where it says nothing.
+    pub kv_tokens_used: u64,
+    /// Decode legs that it was ever given.
+    pub assigned_requests: u64,
+    /// Running mean of the time to first token of requests that it decoded, in seconds; `None` before the first.
+    pub recent_ttft_s: Option<f64>,
     /// Sessions that live there.
     pub homed_sessions: u32,
     /// Tokens of the last prompts of those that were used lately.
@@ -64,8 +77,19 @@ pub struct TurnView {
     pub request: RequestId,
     /// Its session.
     pub session: SessionId,
+    /// Turns of its session before this one.
+    pub turn_index: u32,
     /// Its prompt's length.
     pub prompt_tokens: u32,
+    /// Tokens to generate at most.
+    pub max_output_tokens: u32,
+    /// Tokens that the router expects to be generated: a running mean, at most `max_output_tokens`.
+    pub expected_output_tokens: u32,
+    /// Tokens of a block.
+    pub block_size: u32,
+    /// The hash of the prompt's first block, and of the last block within its first 256 tokens; `None` where it has no
+    /// whole block.
+    pub prefix: Option<(BlockHash, BlockHash)>,
     /// Nothing of this family was seen before: whatever lies somewhere is boilerplate.
     pub new_family: bool,
     /// The session's KV was on a decode worker once.
@@ -98,6 +122,8 @@ pub struct Choice {
     pub considered: Vec<Considered>,
     /// Without a plan: the one worker that is waited for; `None` where any will do.
     pub waits_for: Option<WorkerId>,
+    /// Without a plan: the turn is not looked at again before this is over, whatever is freed.
+    pub pause: Option<Duration>,
     /// Why, in a few words.
     pub reason: String,
 }
@@ -220,6 +246,7 @@ impl Choice {
             plan,
             considered,
             waits_for: None,
+            pause: None,
             reason,
         }
     }
@@ -241,6 +268,7 @@ impl Choice {
             plan,
             considered: others,
             waits_for,
+            pause: None,
             reason,
         }
     }

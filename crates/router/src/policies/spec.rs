@@ -1,7 +1,7 @@
 //! The text form of a policy, `name:key=value:key=value`, and the factory behind it. A wrong name or key is answered with the
 //! nearest right one.
 
-use super::{POLICIES, Policy, names};
+use super::{Policy, all, names};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -114,7 +114,7 @@ fn make(text: &str) -> Result<Box<dyn Policy>, PolicyError> {
     let (name, rest) = text
         .split_once(':')
         .map_or((text, None), |(name, rest)| (name, Some(rest)));
-    let Some((_, make)) = POLICIES.iter().find(|(known, _)| *known == name) else {
+    let Some((_, make)) = all().find(|(known, _)| *known == name) else {
         return Err(PolicyError::UnknownName {
             name: name.to_owned(),
             nearest: nearest(name, names()).unwrap_or_default().to_owned(),

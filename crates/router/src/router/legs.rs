@@ -32,6 +32,10 @@ impl Router {
             self.works(placed.plan.decode);
             if let Some(request) = self.requests.get_mut(&leg.request) {
                 request.streamed = true;
+                let ttft = self.now.saturating_since(request.arrived);
+                if let Some(worker) = self.fleet.get_mut(placed.plan.decode) {
+                    worker.learn_ttft(ttft.as_secs_f64());
+                }
             }
             self.signal(leg.request, Signal::FirstToken);
         }
@@ -212,7 +216,7 @@ impl Router {
             request.queued_since = self.now;
             request.deadline = self.now + self.config.clocks.queue_wait;
         }
-        if request.failures >= self.config.limits.attempts {
+        if request.failures >= self.habits.attempts.unwrap_or(self.config.limits.attempts) {
             self.fail(id, failure);
             return;
         }

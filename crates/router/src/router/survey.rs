@@ -6,10 +6,14 @@ use crate::admission::Denied;
 use crate::event::Role;
 use crate::fleet::Worker;
 use crate::handoff::Request;
-use crate::policies::{Board, LinkView, TurnView, WorkerView};
+use crate::policies::{Admission, Board, LinkView, TurnView, WorkerView};
 use crate::residency::Held;
+use homing_kv::{BlockHash, Prompt};
 use homing_units::{RequestId, WorkerId};
 use std::collections::BTreeMap;
+
+/// Tokens of a prompt's beginning by which some systems tell prompts apart.
+const PREFIX_TOKENS: u32 = 256;
 
 impl Router {
     /// The board and the turn of a request that waits.
@@ -24,7 +28,12 @@ impl Router {
         let turn = TurnView {
             request: id,
             session: session.id,
+            turn_index: request.turn_index,
             prompt_tokens: request.prompt.tokens,
+            max_output_tokens: request.max_output_tokens,
+            expected_output_tokens: self.output_tokens(request.max_output_tokens),
+            block_size: self.config.block_size,
+            prefix: prefix(&request.prompt, self.config.block_size),
             new_family: session.turns == 1 && kin.len() == 1 && !request.streamed,
             was_resident: session.was_resident,
             home: session.home,
@@ -74,6 +83,7 @@ impl Router {
         let (resident_tokens, held_tokens) = (tokens(held.gpu_blocks), tokens(held.gpu_blocks + held.host_blocks));
         let exclusive = (held.exclusive_blocks * f64::from(self.config.block_size)) as u32;
         let homed = self.sessions.homed(info.id);
+        let load = worker.load.map(|(_, load)| load);
         let lacks = request.prompt.tokens - held_tokens;
         let [denies_alone, denies_seed, denies_prefill] = self.denials(worker, request, lacks);
         WorkerView {
@@ -82,7 +92,13 @@ impl Router {
             transfers: info.transfers,
             kv_tokens: info.kv_tokens,
             account: self.ledger.account(info.id),
-            waiting: worker.load.map_or(0, |(_, load)| load.waiting),
+            running: load.map_or(0, |load| load.running),
+            waiting: load.map_or(0, |load| load.waiting),
+            transfer_queue: load.map_or(0, |load| load.transfer_queue),
+            retracted: load.map_or(0, |load| load.retracted),
+            kv_tokens_used: load.map_or(0, |load| load.kv_tokens_used),
+            assigned_requests: worker.assigned_requests,
+            recent_ttft_s: worker.recent_ttft_s,
             homed_sessions: homed.sessions,
             live_tokens: homed.live_tokens,
             resident_tokens,
@@ -102,6 +118,11 @@ impl Router {
             return [Some(denied); 3];
         }
         let unable = |able: bool| (!able).then_some(Denied::Unable);
+        if self.habits.admission == Admission::AtOnce {
+            let transfers = unable(worker.info.transfers);
+            let decodes = unable(role.decodes());
+            return [decodes, decodes.or(transfers), unable(role.prefills()).or(transfers)];
+        }
         let decode = || unable(role.decodes()).or_else(|| self.denies_decode(worker, request));
         let append = || {
             (role == Role::Decode)
@@ -160,4 +181,12 @@ impl Router {
         }
         links
     }
+}
+
+/// The hash of a prompt's first block, and of the last block within its first tokens.
+fn prefix(prompt: &Prompt, block_size: u32) -> Option<(BlockHash, BlockHash)> {
+    let first = *prompt.blocks.first()?;
+    let within = (PREFIX_TOKENS / block_size).max(1) as usize;
+    let last = prompt.blocks[..within.min(prompt.blocks.len())].last()?;
+    Some((first, *last))
 }

@@ -37,6 +37,7 @@ impl Router {
             id,
             session,
             turn_index,
+            arrived: self.now,
             prompt: turn.prompt,
             max_output_tokens: turn.max_output_tokens,
             phase: Phase::Waiting,
@@ -179,6 +180,12 @@ impl Router {
             .iter()
             .any(|plan| plan.denied.is_some_and(Denied::is_room));
         self.queue.waits_for(request.deadline, id, choice.waits_for);
+        if let Some(pause) = choice.pause {
+            request.not_before = self.now + pause;
+            self.queue.sleeps(request.deadline, id, request.not_before);
+            let again = request.not_before.min(request.deadline);
+            self.timers.set(Timer::Request(id), again);
+        }
         self.history.waits(id, &choice.reason);
     }
 
@@ -218,6 +225,9 @@ impl Router {
             prefill_tokens: prompt_tokens - prefill_cached_tokens,
         };
         self.ledger.book(id, demand);
+        if let Some(worker) = self.fleet.get_mut(plan.decode) {
+            worker.assigned_requests += 1;
+        }
         self.sessions.settle(self.requests[&id].session, plan.decode, plan.path);
         self.tell(id, plan, decode_cached_tokens, choice);
         self.signal(
@@ -270,7 +280,11 @@ impl Router {
             }
             Phase::Yielding(_) => clocks.cancel_answer,
         };
-        self.now + allowed
+        let given_up = match (request.phase, self.habits.request_timeout) {
+            (Phase::Prefilling | Phase::Connecting, Some(timeout)) => (request.arrived + timeout).max(self.now),
+            _ => return self.now + allowed,
+        };
+        given_up.min(self.now + allowed)
     }
 }
 

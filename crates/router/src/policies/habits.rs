@@ -1,0 +1,31 @@
+//! How a policy's system deals with what its scores do not say: whether it waits, retries, and asks workers first.
+//!
+//! The planner's own habits are the default. The policies that stand for other systems bring those systems' habits along,
+//! because much of what is measured of a system is its habits: one that sends at once and gives up at the first failure
+//! behaves unlike one that waits for room.
+
+use homing_units::Duration;
+
+/// A policy's habits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Habits {
+    /// Who keeps a turn from a worker without room.
+    pub admission: Admission,
+    /// Plans of one request that may fail before it is rejected, at least 1; `None` for the router's own limit.
+    pub attempts: Option<u32>,
+    /// How long a request may take from its arrival to its first token before it is given up; `None` for the router's own clocks.
+    pub request_timeout: Option<Duration>,
+    /// Every decode worker is asked for its load before each turn is placed, and not only once a second. What that costs
+    /// the worker is the driver's to model.
+    pub probes: bool,
+}
+
+/// Who keeps a turn from a worker without room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// The router's ledger: what does not fit waits in the router.
+    #[default]
+    Ledger,
+    /// Nobody: a turn is sent at once, and waits in the engine. Only what can never work is denied.
+    AtOnce,
+}
