@@ -1,13 +1,17 @@
-//! `dp-cache-aware`: prefix affinity within balance thresholds, as the gateways of data-parallel clusters do it. The
-//! baseline of the source documents.
+//! `dp-cache-aware`: sticky data-parallel routing, that is, prefix affinity within balance thresholds. The baseline of the
+//! source documents, which beat everything that they tried.
 //!
 //! Formula (after the cache-aware policy of SGLang's model gateway, in its form that gates each candidate): the worker
 //! with the longest cached prefix takes the turn if that prefix is more than `cache_threshold` of the prompt, unless it is
 //! overloaded: `load > mean + abs` and `load > mean * rel`, load being its requests in flight. All other turns go to
 //! the worker with the least load, of equals to the one where fewer sessions live (there: the smallest tree).
 //!
-//! All overlap counts, boilerplate too: this policy herds new sessions to the first worker that saw their system prompt,
-//! as its model does. Any worker that decodes serves alone; prefill-only workers stay idle.
+//! Assumed, since the documents name neither router nor thresholds: the prefix of a session's first turn does not count
+//! (`overlap=own`). It is boilerplate that all sessions share, and where it counts (`overlap=all`, as in the gateway of
+//! today, which is `peer-sglang`) new sessions herd to the worker that saw it first: simulated so, latency is more than
+//! twice what the documents measured. A baseline is to be as strong as the one that they had.
+//!
+//! Any worker that decodes serves alone; prefill-only workers stay idle.
 
 use super::spec::Parameters;
 use super::{Board, Choice, Considered, Policy, PolicyError, TurnView, WorkerView};
@@ -18,6 +22,8 @@ use crate::admission::Denied;
 pub struct DpCacheAwareConfig {
     /// The share of the prompt that must be cached for affinity to count, 0 to 1.
     pub cache_threshold: f64,
+    /// Whether a first turn's prefix counts, though it can be nothing but boilerplate.
+    pub boilerplate: bool,
     /// Requests above the mean that count as overload...
     pub abs: u32,
     /// ...if they are above so many times the mean, too.
@@ -28,6 +34,7 @@ impl Default for DpCacheAwareConfig {
     fn default() -> Self {
         Self {
             cache_threshold: 0.5,
+            boilerplate: false,
             abs: 32,
             rel: 1.1,
         }
@@ -39,6 +46,7 @@ impl DpCacheAwareConfig {
         let default = Self::default();
         Ok(Self {
             cache_threshold: parameters.number("cache_threshold", default.cache_threshold)?,
+            boilerplate: parameters.choice("overlap", "`own` or `all`", &["own", "all"])? == "all",
             abs: parameters.whole("abs", default.abs)?,
             rel: parameters.number("rel", default.rel)?,
         })
@@ -60,6 +68,9 @@ impl DpCacheAware {
 
     /// The worker with the longest prefix, if that is long enough and the worker not overloaded.
     fn affine<'b>(&self, board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
+        if turn.new_family && !self.config.boilerplate {
+            return None;
+        }
         let able = board
             .decoders()
             .filter(|worker| worker.denies_alone != Some(Denied::Suspect));
@@ -116,11 +127,19 @@ mod tests {
     use super::*;
     use crate::event::Role;
 
+    /// A later turn of a session.
     fn check(edit: impl FnOnce(&mut Board), expected: Option<u32>) {
+        let later = TurnView {
+            new_family: false,
+            ..turn()
+        };
+        check_turn(DpCacheAwareConfig::default(), later, edit, expected);
+    }
+
+    fn check_turn(config: DpCacheAwareConfig, turn: TurnView, edit: impl FnOnce(&mut Board), expected: Option<u32>) {
         let mut board = board([Role::Prefill, Role::Both, Role::Both, Role::Decode]);
         edit(&mut board);
-        let mut policy = DpCacheAware::new(DpCacheAwareConfig::default());
-        let plan = policy.choose(&board, &turn()).plan;
+        let plan = DpCacheAware::new(config).choose(&board, &turn).plan;
         assert_eq!(
             plan.map(|plan| (plan.prefill, plan.decode.0)),
             expected.map(|decode| (None, decode)),
@@ -155,5 +174,16 @@ mod tests {
         check(denied(Denied::PoolFull), None);
         check(denied(Denied::Dead), Some(1));
         check(denied(Denied::Suspect), Some(1));
+    }
+
+    #[test]
+    fn boilerplate_draws_new_sessions_only_where_it_is_asked_for() {
+        let boilerplate = |board: &mut Board| board.workers[3].resident_tokens = 18_000;
+        let herding = DpCacheAwareConfig {
+            boilerplate: true,
+            ..DpCacheAwareConfig::default()
+        };
+        check_turn(DpCacheAwareConfig::default(), turn(), boilerplate, Some(1));
+        check_turn(herding, turn(), boilerplate, Some(3));
     }
 }

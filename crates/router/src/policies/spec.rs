@@ -179,6 +179,17 @@ impl<'a> Parameters<'a> {
         Ok(value.unwrap_or(default))
     }
 
+    /// One of these words, the first where none is given. `expected` lists them for the error.
+    pub(super) fn choice(
+        &mut self,
+        key: &'static str,
+        expected: &'static str,
+        words: &[&'static str],
+    ) -> Result<&'static str, PolicyError> {
+        let value = self.take(key, expected, |value| words.iter().copied().find(|word| *word == value))?;
+        Ok(value.unwrap_or(words[0]))
+    }
+
     fn take<T>(
         &mut self,
         key: &'static str,
