@@ -121,6 +121,9 @@ pub struct Decision {
     pub prompt_tokens: u32,
     /// Prompt tokens expected in the decode worker's cache.
     pub expected_cached_tokens: u32,
+    /// Whether the decode worker may keep the session's KV for its next turn: a driver whose engines give sessions a place
+    /// submits the decode leg without its session where this is `false`.
+    pub keeps_kv: bool,
     /// How long it waited in the router's queue.
     pub queued: Duration,
     /// What was considered, the chosen one first.

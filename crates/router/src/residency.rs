@@ -147,6 +147,15 @@ impl Residency {
         }
     }
 
+    /// What events alone say that each worker holds of this prompt.
+    pub(crate) fn known(&self, prompt: &[BlockHash], family: u64) -> BTreeMap<WorkerId, Held> {
+        let known = self.index.overlap(Some(family), prompt);
+        known
+            .into_iter()
+            .map(|(worker, overlap)| (worker, Held::from(overlap)))
+            .collect()
+    }
+
     /// What each worker holds of this prompt. `kin` are the sessions of `family`.
     pub(crate) fn held(
         &self,
@@ -155,11 +164,7 @@ impl Residency {
         family: u64,
         kin: &[SessionId],
     ) -> BTreeMap<WorkerId, Held> {
-        let known = self.index.overlap(Some(family), prompt);
-        let mut held: BTreeMap<_, _> = known
-            .into_iter()
-            .map(|(worker, overlap)| (worker, Held::from(overlap)))
-            .collect();
+        let mut held = self.known(prompt, family);
         for (worker, predictions) in &self.predictions {
             let own = kin
                 .iter()

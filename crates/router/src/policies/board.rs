@@ -124,6 +124,9 @@ pub struct Choice {
     pub waits_for: Option<WorkerId>,
     /// Without a plan: the turn is not looked at again before this is over, whatever is freed.
     pub pause: Option<Duration>,
+    /// Whether the decode worker is to keep the session's KV for its next turn. `false` only where a policy serves a turn
+    /// on purpose without giving its session a place; an engine without places of sessions does not care.
+    pub keeps_kv: bool,
     /// Why, in a few words.
     pub reason: String,
 }
@@ -247,6 +250,7 @@ impl Choice {
             considered,
             waits_for: None,
             pause: None,
+            keeps_kv: true,
             reason,
         }
     }
@@ -269,6 +273,7 @@ impl Choice {
             considered: others,
             waits_for,
             pause: None,
+            keeps_kv: true,
             reason,
         }
     }

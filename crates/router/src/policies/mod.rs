@@ -2,21 +2,34 @@
 //! router's. One policy is one file, and only the factory below knows their names.
 
 mod board;
+mod contention;
 mod dp_cache_aware;
+mod elastic;
 mod habits;
 mod homing;
+mod kv_aware;
+mod lazy_migration;
+mod linear;
 mod peers;
 mod round_robin;
 mod spec;
 #[cfg(test)]
 mod testing;
+mod unified_v2;
+mod unified_v3;
 
 pub use board::{Board, Choice, Considered, LinkView, Plan, TurnView, WorkerView};
+pub use contention::{Contention, ContentionConfig};
 pub use dp_cache_aware::{DpCacheAware, DpCacheAwareConfig};
 pub use habits::{Admission, Habits};
 pub use homing::{Homing, HomingConfig};
+pub use kv_aware::{KvAware, KvAwareConfig};
+pub use lazy_migration::{LazyMigration, LazyMigrationConfig, Trigger};
+pub use linear::{Linear, LinearConfig};
 pub use round_robin::RoundRobin;
 pub use spec::{PolicyError, PolicySpec};
+pub use unified_v2::{UnifiedV2, UnifiedV2Config};
+pub use unified_v3::{UnifiedV3, UnifiedV3Config};
 
 use spec::Parameters;
 use std::fmt;
@@ -37,13 +50,31 @@ pub trait Policy: fmt::Debug + Send {
 type Make = fn(&mut Parameters<'_>) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// Our own policies and those of the source papers, by name.
-const POLICIES: [(&str, Make); 3] = [
+const POLICIES: [(&str, Make); 9] = [
     ("homing", |parameters| {
         Ok(Box::new(Homing::new(HomingConfig::parse(parameters)?)))
     }),
     ("round-robin", |_| Ok(Box::new(RoundRobin::default()))),
     ("dp-cache-aware", |parameters| {
         Ok(Box::new(DpCacheAware::new(DpCacheAwareConfig::parse(parameters)?)))
+    }),
+    ("kv-aware", |parameters| {
+        Ok(Box::new(KvAware::new(KvAwareConfig::parse(parameters)?)))
+    }),
+    ("linear", |parameters| {
+        Ok(Box::new(Linear::new(LinearConfig::parse(parameters)?)))
+    }),
+    ("unified-v2", |parameters| {
+        Ok(Box::new(UnifiedV2::new(UnifiedV2Config::parse(parameters)?)))
+    }),
+    ("unified-v3", |parameters| {
+        Ok(Box::new(UnifiedV3::new(UnifiedV3Config::parse(parameters)?)))
+    }),
+    ("contention", |parameters| {
+        Ok(Box::new(Contention::new(ContentionConfig::parse(parameters)?)))
+    }),
+    ("lazy-migration", |parameters| {
+        Ok(Box::new(LazyMigration::new(LazyMigrationConfig::parse(parameters)?)))
     }),
 ];
 

@@ -58,7 +58,7 @@ impl RoundRobin {
 }
 
 /// The workers from the one after `last` on, around to it.
-fn in_turn(workers: &[WorkerView], last: Option<WorkerId>) -> Vec<&WorkerView> {
+pub(super) fn in_turn(workers: &[WorkerView], last: Option<WorkerId>) -> Vec<&WorkerView> {
     let start = last.map_or(0, |last| workers.partition_point(|worker| worker.id <= last));
     workers[start..].iter().chain(&workers[..start]).collect()
 }

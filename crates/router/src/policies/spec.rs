@@ -2,9 +2,13 @@
 //! nearest right one.
 
 use super::{Policy, all, names};
+use homing_units::Duration;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+
+/// The longest time that a parameter takes, in seconds: a day.
+const LONGEST_S: f64 = 86_400.0;
 
 /// Which policy, with which parameters. Only well-formed ones exist.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,6 +177,18 @@ impl<'a> Parameters<'a> {
         .map(|value| value.unwrap_or(default))
     }
 
+    /// A time in seconds, at most [`LONGEST_S`].
+    pub(super) fn seconds(&mut self, key: &'static str, default: Duration) -> Result<Duration, PolicyError> {
+        let value = self.take(key, "seconds from 0 to 86400", |value| {
+            let seconds = value
+                .parse()
+                .ok()
+                .filter(|seconds| (0.0..=LONGEST_S).contains(seconds))?;
+            Some(Duration::from_secs_f64(seconds))
+        })?;
+        Ok(value.unwrap_or(default))
+    }
+
     /// A whole number.
     pub(super) fn whole(&mut self, key: &'static str, default: u32) -> Result<u32, PolicyError> {
         let value = self.take(key, "a whole number of at least 0", |value| value.parse().ok())?;
@@ -266,7 +282,7 @@ mod tests {
             "dp-cache-aware:abs=16:rel=1.2",
             "dp-cache-aware of dp-cache-aware:abs=16:rel=1.2",
         );
-        let known = "(known: homing, round-robin, dp-cache-aware)";
+        let known = format!("(known: {})", names().collect::<Vec<_>>().join(", "));
         check(
             "homin",
             &format!("unknown policy `homin`, did you mean `homing`? {known}"),

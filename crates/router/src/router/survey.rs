@@ -43,8 +43,12 @@ impl Router {
         let held = self
             .residency
             .held(self.now, &request.prompt.blocks, session.family, kin);
+        // A worker that is asked before each turn tells what it holds; guesses are for those that are not.
+        let probes = self.habits.probes;
+        let told = probes.then(|| self.residency.known(&request.prompt.blocks, session.family));
         let view = |worker: &Worker| {
-            let held = held.get(&worker.info.id).copied().unwrap_or_default();
+            let told = told.as_ref().filter(|_| worker.state() == WorkerState::Exact);
+            let held = told.unwrap_or(&held).get(&worker.info.id).copied().unwrap_or_default();
             self.view(worker, request, held, turn.new_family)
         };
         (

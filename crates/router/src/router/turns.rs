@@ -251,6 +251,7 @@ impl Router {
             decode: plan.decode,
             prompt_tokens: request.prompt.tokens,
             expected_cached_tokens,
+            keeps_kv: choice.keeps_kv,
             queued: self.now.saturating_since(request.queued_since),
             candidates: considered.map(crate::policies::Considered::candidate).collect(),
             reason: choice.reason.clone(),

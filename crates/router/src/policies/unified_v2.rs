@@ -1,0 +1,72 @@
+//! `unified-v2`: one cost in seconds, with a queue that sees pending prefill only. The version that the paper calls a bug.
+//!
+//! Source: the migration paper, "Evolution of Results", row "v2 (bug): unified, queue=prefill only" (TTFT p90 23.339 s, tokens
+//! max/min 10.3x), and its "Problem Statement", which describes the unified model that v3 repaired.
+//!
+//! ```text
+//! cost  = uncached tokens / throughput + queue
+//! queue = pending prefill tokens / throughput
+//! ```
+//!
+//! | parameter | default | from |
+//! | --- | --- | --- |
+//! | `throughput` | 14,000 tokens/s | assumed: 8K tokens in 583 ms on an H20 |
+//!
+//! Assumed:
+//! - The first term is the time to prefill what is not cached ("the cost model combines cache benefit and queuing into a
+//!   single scalar").
+//! - There is no gate: v3 is what "+hard gate" was added in.
+//! - An instance that only decodes therefore looks idle, however many it decodes. That is the bug, and it is kept.
+//!
+//! What the family shares is said in `elastic`.
+
+use super::elastic::{self, THROUGHPUT, instances, least, pending_prefill, uncached_s};
+use super::spec::Parameters;
+use super::{Board, Choice, Habits, Policy, PolicyError, TurnView, WorkerView};
+
+/// Parameters of the policy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UnifiedV2Config {
+    /// Prompt tokens that an instance prefills in a second.
+    pub throughput: f64,
+}
+
+impl Default for UnifiedV2Config {
+    fn default() -> Self {
+        Self { throughput: THROUGHPUT }
+    }
+}
+
+impl UnifiedV2Config {
+    pub(super) fn parse(parameters: &mut Parameters<'_>) -> Result<Self, PolicyError> {
+        Ok(Self {
+            throughput: parameters.positive("throughput", Self::default().throughput)?,
+        })
+    }
+}
+
+/// The policy.
+#[derive(Debug)]
+pub struct UnifiedV2 {
+    config: UnifiedV2Config,
+}
+
+impl UnifiedV2 {
+    /// A policy with these parameters.
+    #[must_use]
+    pub const fn new(config: UnifiedV2Config) -> Self {
+        Self { config }
+    }
+}
+
+impl Policy for UnifiedV2 {
+    fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
+        let throughput = self.config.throughput;
+        let cost = |worker: &WorkerView| uncached_s(worker, turn, throughput) + pending_prefill(worker) / throughput;
+        least(instances(board), turn, cost, "least uncached and pending prefill")
+    }
+
+    fn habits(&self) -> Habits {
+        elastic::habits()
+    }
+}
