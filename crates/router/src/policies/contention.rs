@@ -108,3 +108,102 @@ impl Policy for Contention {
         elastic::habits()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{board, check_elastic, turn};
+    use super::*;
+    use crate::event::Role;
+    use crate::policies::Board;
+    use homing_units::WorkerId;
+
+    #[track_caller]
+    fn check(text: &str, set: impl FnOnce(&mut Board), expected: [f64; 3]) {
+        let make = |parameters: &mut Parameters<'_>| ContentionConfig::parse(parameters).map(Contention::new);
+        check_elastic(text, make, set, &expected);
+    }
+
+    #[test]
+    fn requests_count_by_the_iteration_and_pending_prefill_by_the_token() {
+        // 5,000 / 10,000 = 0.5; 12 requests * 0.05 = 0.6; 4,000 pending = 0.4. What decodes does not count by its tokens.
+        let busy = |board: &mut Board| {
+            board.workers[0].resident_tokens = 35_000;
+            board.workers[0].account.requests = 12;
+            board.workers[0].account.append_tokens = 4_000;
+            board.workers[0].account.decode_tokens = 900_000;
+            board.workers[2].account.requests = 2;
+        };
+        check("throughput=10000", busy, [1.5, 4.0, 4.1]);
+        check("throughput=10000:decode_iteration_s=0.25", busy, [3.9, 4.0, 4.5]);
+    }
+
+    /// The cost of instance 1 for a session that lives at instance 0, in its turn `turn_index`, counted from 0.
+    #[track_caller]
+    fn check_move(text: &str, turn_index: u32, requests: [u32; 2], expected: f64) {
+        let mut board = board([Role::Both; 2]);
+        // At 10,000 a second: 0.5 s uncached at the source, 3 s at the target: a move costs 2.5 s of prefill.
+        board.workers[0].resident_tokens = 35_000;
+        board.workers[0].exclusive_tokens = 35_000;
+        board.workers[1].resident_tokens = 10_000;
+        board.workers[0].account.requests = requests[0];
+        board.workers[1].account.requests = requests[1];
+        let turn = TurnView {
+            prompt_tokens: 40_000,
+            turn_index,
+            new_family: false,
+            home: Some(WorkerId(0)),
+            ..turn()
+        };
+        let make = |parameters: &mut Parameters<'_>| ContentionConfig::parse(parameters).map(Contention::new);
+        let text = format!("throughput=10000{text}");
+        let choice = super::super::testing::with_parameters(&text, make).choose(&board, &turn);
+        let target = choice.considered.iter().find(|plan| plan.plan.decode == WorkerId(1));
+        let cost = target.map(|plan| plan.score);
+        assert!(
+            cost.is_some_and(|cost| (cost - expected).abs() < 1e-9),
+            "{cost:?}, expected {expected}"
+        );
+    }
+
+    #[test]
+    fn each_turn_takes_a_tenth_off_the_move_until_the_cap() {
+        // Turn 1 has no discount: 3 + 4 * 0.05.
+        check_move("", 0, [10, 4], 3.2);
+        // Turn 2: a tenth of 2.5 s; turn 4: three tenths; turn 6 and later: half.
+        check_move("", 1, [10, 4], 2.95);
+        check_move("", 3, [10, 4], 2.45);
+        check_move("", 5, [10, 4], 1.95);
+        check_move("", 40, [10, 4], 1.95);
+        check_move(":migration_discount_cap=20", 8, [10, 4], 1.2);
+        // Never more than all of it: 3.2 - 2.5.
+        check_move(":migration_discount=0.5", 5, [10, 4], 0.7);
+        // Only off an instance with more requests.
+        check_move("", 5, [4, 4], 3.2);
+    }
+
+    #[test]
+    fn a_session_leaves_when_contention_outweighs_the_discounted_move() {
+        let decides = |requests: u32| {
+            let mut board = board([Role::Both; 2]);
+            board.workers[0].resident_tokens = 39_000;
+            board.workers[0].account.requests = requests;
+            let turn = TurnView {
+                prompt_tokens: 40_000,
+                turn_index: 5,
+                new_family: false,
+                home: Some(WorkerId(0)),
+                ..turn()
+            };
+            let config = ContentionConfig {
+                throughput: 10_000.0,
+                ..ContentionConfig::default()
+            };
+            Contention::new(config)
+                .choose(&board, &turn)
+                .plan
+                .map(|plan| plan.decode.0)
+        };
+        // Staying: 0.1 + 0.05 a request. Moving: 4 - 0.5 * 3.9 = 2.05. Even at 39 requests.
+        assert_eq!([decides(38), decides(40)], [Some(0), Some(1)]);
+    }
+}

@@ -381,7 +381,7 @@ fn pause_hint_ms(decode: &WorkerView, usage_after: f64) -> u64 {
     }
     if usage_after >= 0.90 {
         let overshoot = (usage_after - 0.90) * 1_000.0;
-        return ((overshoot * 5.0) as u64).clamp(200, 2_000);
+        return ((overshoot * 5.0).round() as u64).clamp(200, 2_000);
     }
     if decode.transfer_queue >= 8 {
         return (u64::from(decode.transfer_queue) * 100).min(2_000);

@@ -170,3 +170,102 @@ impl Policy for LazyMigration {
         elastic::habits()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{board, turn, with_parameters};
+    use super::*;
+    use crate::admission::Denied;
+    use crate::event::Role;
+    use crate::policies::Board;
+    use homing_units::WorkerId;
+
+    /// Four instances with 6, 2, 2 and 2 requests, 3 on average; a heavy session lives at the first, which holds 39,000 of its
+    /// 40,000 tokens. Where its turn goes.
+    #[track_caller]
+    fn check(text: &str, set: impl FnOnce(&mut Board, &mut TurnView), expected: u32) {
+        let mut board = board([Role::Both; 4]);
+        for (worker, requests) in board.workers.iter_mut().zip([6, 2, 2, 2]) {
+            worker.account.requests = requests;
+        }
+        board.workers[0].resident_tokens = 39_000;
+        board.workers[0].exclusive_tokens = 30_000;
+        let mut turn = TurnView {
+            prompt_tokens: 40_000,
+            turn_index: 3,
+            new_family: false,
+            home: Some(WorkerId(0)),
+            ..turn()
+        };
+        set(&mut board, &mut turn);
+        let make = |parameters: &mut Parameters<'_>| LazyMigrationConfig::parse(parameters).map(LazyMigration::new);
+        let choice = with_parameters(text, make).choose(&board, &turn);
+        assert_eq!(choice.plan.map(|plan| plan.decode.0), Some(expected), "{choice:?}");
+        assert_eq!(
+            choice.considered[0].plan.decode.0, expected,
+            "the chosen one comes first"
+        );
+    }
+
+    fn requests(requests: [u32; 4]) -> impl FnOnce(&mut Board, &mut TurnView) {
+        move |board, _| {
+            for (worker, requests) in board.workers.iter_mut().zip(requests) {
+                worker.account.requests = requests;
+            }
+        }
+    }
+
+    #[test]
+    fn all_four_conditions_together_move_a_session() {
+        // 6 > 3 * 1.5, 39,000 > 20,000, 40,000 >= 32,768, and 2 < 6 - 2: to the first of those with 2.
+        check("", |_, _| {}, 1);
+        // 1: mean 3.5, and 5 is not above 5.25.
+        check("", requests([5, 3, 3, 3]), 0);
+        // 2: half of the prompt is not more than half.
+        check("", |board, _| board.workers[0].resident_tokens = 20_001, 1);
+        check("cache_ratio=0.98", |_, _| {}, 0);
+        // 3.
+        check("heavy_threshold=40000", |_, _| {}, 1);
+        check("heavy_threshold=40001", |_, _| {}, 0);
+        // 4: mean 2.5, 4 > 3.75, but 2 < 4 - 2 does not hold.
+        check("", requests([4, 2, 2, 2]), 0);
+        check("margin=1", requests([4, 2, 2, 2]), 1);
+    }
+
+    #[test]
+    fn at_half_the_cache_the_cost_decides() {
+        // Condition 2 fails at 20,000 of 40,000. Staying costs 20,000 / 14,000 + 0.3 = 1.73; moving
+        // 40,000 / 14,000 + 0.1 - 0.3 * 20,000 / 14,000 = 2.53.
+        check("", |board, _| board.workers[0].resident_tokens = 20_000, 0);
+    }
+
+    #[test]
+    fn the_variants_of_the_first_condition() {
+        // Mean 3.25; 4 is above 1.2 times that (3.9), not above 1.5 times (4.875).
+        let four = || requests([4, 1, 4, 4]);
+        check("", four(), 0);
+        check("factor=1.2", four(), 1);
+        // Mean 3 and 6 requests: not above 3 + 3. Mean 3.25 and 7: above 6.25.
+        check("trigger=average_plus", |_, _| {}, 0);
+        check("trigger=average_plus", requests([7, 2, 2, 2]), 1);
+        check("trigger=average_plus:plus=2.5", |_, _| {}, 1);
+        let ttft = |seconds| move |board: &mut Board, _: &mut TurnView| board.workers[0].recent_ttft_s = seconds;
+        check("trigger=recent_ttft", ttft(None), 0);
+        check("trigger=recent_ttft", ttft(Some(5.0)), 0);
+        check("trigger=recent_ttft", ttft(Some(5.1)), 1);
+        check("trigger=recent_ttft:ttft=8", ttft(Some(5.1)), 0);
+    }
+
+    #[test]
+    fn the_target_has_the_fewest_requests_and_of_equals_the_least_cost() {
+        check("", requests([6, 3, 1, 2]), 2);
+        check("", |board, _| board.workers[3].resident_tokens = 20_000, 3);
+        check("", |board, _| board.workers[1].denies_alone = Some(Denied::Suspect), 2);
+        // Without a source nothing triggers: 40,000 tokens anywhere, and the first of the idlest.
+        let first = |board: &mut Board, turn: &mut TurnView| {
+            board.workers[0].resident_tokens = 0;
+            (turn.home, turn.new_family, turn.turn_index) = (None, true, 0);
+        };
+        check("", first, 1);
+    }
+}

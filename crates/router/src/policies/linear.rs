@@ -91,3 +91,36 @@ impl Policy for Linear {
         elastic::habits()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::check_elastic;
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, cached: [u32; 3], requests: [u32; 3], expected: [f64; 3]) {
+        check_elastic(
+            text,
+            |parameters| LinearConfig::parse(parameters).map(Linear::new),
+            |board| {
+                for (worker, (cached, requests)) in board.workers.iter_mut().zip(cached.into_iter().zip(requests)) {
+                    worker.resident_tokens = cached;
+                    worker.account.requests = requests;
+                }
+            },
+            &expected,
+        );
+    }
+
+    #[test]
+    fn the_least_weighted_sum_wins() {
+        // Of 40,000 tokens. Idle: 1 each, the first of equals.
+        check("", [0; 3], [0; 3], [1.0, 1.0, 1.0]);
+        // 10,000 / 40,000 uncached = 0.25, and 2 of 4 requests = 0.5; the busiest has the whole load term.
+        check("", [30_000, 0, 0], [2, 4, 1], [0.75, 2.0, 1.25]);
+        // The holder is the busiest: 0.25 + 1 against 1 + 0.
+        check("", [30_000, 0, 0], [4, 0, 2], [1.25, 1.0, 1.5]);
+        check("w_cache=2", [30_000, 0, 0], [4, 0, 2], [1.5, 2.0, 2.5]);
+        check("w_load=0", [30_000, 0, 0], [4, 0, 2], [0.25, 1.0, 1.0]);
+    }
+}

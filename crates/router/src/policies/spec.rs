@@ -139,7 +139,7 @@ pub(super) struct Parameters<'a> {
 }
 
 impl<'a> Parameters<'a> {
-    fn parse(policy: &'a str, text: Option<&'a str>) -> Result<Self, PolicyError> {
+    pub(super) fn parse(policy: &'a str, text: Option<&'a str>) -> Result<Self, PolicyError> {
         let mut given: Vec<(&str, &str)> = Vec::new();
         for part in text.into_iter().flat_map(|text| text.split(':')) {
             let pair = part.split_once('=').filter(|(key, _)| !key.is_empty());
@@ -225,7 +225,7 @@ impl<'a> Parameters<'a> {
         })
     }
 
-    fn finish(self) -> Result<(), PolicyError> {
+    pub(super) fn finish(self) -> Result<(), PolicyError> {
         let Some((key, _)) = self.given.first() else {
             return Ok(());
         };
@@ -299,7 +299,28 @@ mod tests {
         check(
             "dp-cache-aware:cache_treshold=1",
             "policy `dp-cache-aware` has no parameter `cache_treshold`, did you mean `cache_threshold`? \
-             (known: cache_threshold, abs, rel)",
+             (known: cache_threshold, overlap, abs, rel)",
+        );
+        check(
+            "kv-aware:load_flor=1",
+            "policy `kv-aware` has no parameter `load_flor`, did you mean `load_floor`? (known: request_timeout, overlap, \
+             sticky_bonus, load_floor, reject_threshold, seed_min_turn, soft_cap, direct_max, rho, backpressure, max_pause, prefill)",
+        );
+        check(
+            "kv-aware:max_pause=soon",
+            "parameter `max_pause` of policy `kv-aware` is `soon`, expected seconds from 0 to 86400",
+        );
+        check(
+            "kv-aware:request_timeout=-1",
+            "parameter `request_timeout` of policy `kv-aware` is `-1`, expected seconds from 0 to 86400",
+        );
+        check(
+            "lazy-migration:trigger=recent",
+            "parameter `trigger` of policy `lazy-migration` is `recent`, expected `factor`, `average_plus` or `recent_ttft`",
+        );
+        check(
+            "unified-v3:throughput=0",
+            "parameter `throughput` of policy `unified-v3` is `0`, expected a number above 0",
         );
         check(
             "dp-cache-aware:abs=few",

@@ -1,6 +1,7 @@
 //! Boards and turns for the policies' tests.
 
-use super::{Board, TurnView, WorkerView};
+use super::spec::Parameters;
+use super::{Admission, Board, Policy, PolicyError, TurnView, WorkerView};
 use crate::admission::{Account, Denied};
 use crate::event::Role;
 use homing_units::{Duration, RequestId, SessionId, WorkerId};
@@ -58,4 +59,44 @@ pub(super) fn turn() -> TurnView {
         waited: Duration::ZERO,
         may_transfer: true,
     }
+}
+
+/// What a policy makes of parameters in their text form, `key=value:key=value`; all of them must be known to it.
+pub(super) fn with_parameters<T>(text: &str, make: impl FnOnce(&mut Parameters<'_>) -> Result<T, PolicyError>) -> T {
+    let mut parameters = Parameters::parse("the policy", (!text.is_empty()).then_some(text)).unwrap();
+    let made = make(&mut parameters).unwrap();
+    parameters.finish().unwrap();
+    made
+}
+
+/// A policy of the elastic family, with these parameters, on three idle instances and the first turn of a session of
+/// 40,000 tokens: each instance's cost, NAN where it is not considered, and the least wins.
+#[track_caller]
+pub(super) fn check_elastic<P: Policy>(
+    text: &str,
+    make: impl FnOnce(&mut Parameters<'_>) -> Result<P, PolicyError>,
+    set: impl FnOnce(&mut Board),
+    expected: &[f64],
+) {
+    let mut board = board([Role::Both; 3]);
+    set(&mut board);
+    let turn = TurnView {
+        prompt_tokens: 40_000,
+        ..turn()
+    };
+    let mut policy = with_parameters(text, make);
+    assert_eq!(policy.habits().admission, Admission::AtOnce);
+    let choice = policy.choose(&board, &turn);
+    for (worker, expected) in board.workers.iter().zip(expected) {
+        let considered = choice.considered.iter().find(|plan| plan.plan.decode == worker.id);
+        let cost = considered.map_or(f64::NAN, |plan| plan.score);
+        let equal = (cost - expected).abs() < 1e-9 || cost.is_nan() && expected.is_nan();
+        assert!(equal, "{text}: {} costs {cost}, expected {expected}", worker.id);
+    }
+    let cheapest = choice.considered.iter().filter(|plan| plan.denied.is_none());
+    let least = cheapest.map(|plan| plan.score).fold(f64::INFINITY, f64::min);
+    let best = &choice.considered[0];
+    assert_eq!(choice.plan, Some(best.plan), "the chosen one comes first");
+    assert!(best.score <= least, "{text}: {choice:?}");
+    assert_eq!(best.plan.prefill, None);
 }

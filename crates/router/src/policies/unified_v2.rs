@@ -70,3 +70,48 @@ impl Policy for UnifiedV2 {
         elastic::habits()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::check_elastic;
+    use super::*;
+    use crate::policies::Board;
+
+    #[track_caller]
+    fn check(text: &str, set: impl FnOnce(&mut Board), expected: [f64; 3]) {
+        let make = |parameters: &mut Parameters<'_>| UnifiedV2Config::parse(parameters).map(UnifiedV2::new);
+        check_elastic(text, make, set, &expected);
+    }
+
+    #[test]
+    fn the_queue_is_pending_prefill_and_nothing_else() {
+        // 40,000 tokens at 10,000 a second are 4 s.
+        let text = "throughput=10000";
+        check(text, |_| {}, [4.0, 4.0, 4.0]);
+        // (40,000 - 35,000) / 10,000 = 0.5, and 20,000 + 5,000 pending are 2.5 more.
+        let pending = |board: &mut Board| {
+            board.workers[0].resident_tokens = 35_000;
+            board.workers[0].account.append_tokens = 20_000;
+            board.workers[0].account.prefill_tokens = 5_000;
+        };
+        check(text, pending, [3.0, 4.0, 4.0]);
+        // Hundreds that decode do not count: the bug.
+        let decoding = |board: &mut Board| {
+            board.workers[0].resident_tokens = 35_000;
+            board.workers[0].account.requests = 200;
+            board.workers[0].account.decode_tokens = 4_000_000;
+        };
+        check(text, decoding, [0.5, 4.0, 4.0]);
+        // The default: 35,000 / 14,000 = 2.5.
+        check(
+            "",
+            |board| {
+                board
+                    .workers
+                    .iter_mut()
+                    .for_each(|worker| worker.resident_tokens = 5_000)
+            },
+            [2.5; 3],
+        );
+    }
+}

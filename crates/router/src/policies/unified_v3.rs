@@ -103,3 +103,58 @@ impl Policy for UnifiedV3 {
         elastic::habits()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::check_elastic;
+    use super::*;
+    use crate::admission::Denied;
+    use crate::policies::Board;
+
+    /// Costs by worker; those that the gate keeps out are not considered.
+    #[track_caller]
+    fn check(text: &str, set: impl FnOnce(&mut Board), expected: &[f64]) {
+        let make = |parameters: &mut Parameters<'_>| UnifiedV3Config::parse(parameters).map(UnifiedV3::new);
+        check_elastic(text, make, set, expected);
+    }
+
+    #[test]
+    fn the_queue_is_pending_prefill_and_decode_tokens() {
+        // 5,000 uncached, 10,000 pending and 45,000 that decode, at 10,000 a second.
+        let busy = |board: &mut Board| {
+            board.workers[0].resident_tokens = 35_000;
+            board.workers[0].account.append_tokens = 10_000;
+            board.workers[0].account.decode_tokens = 45_000;
+        };
+        check("throughput=10000", busy, &[6.0, 4.0, 4.0]);
+    }
+
+    #[test]
+    fn the_gate_keeps_out_what_is_above_both_bounds() {
+        let load = |requests: [u32; 3]| {
+            move |board: &mut Board| {
+                board.workers[0].resident_tokens = 40_000;
+                for (worker, requests) in board.workers.iter_mut().zip(requests) {
+                    worker.account.requests = requests;
+                }
+            }
+        };
+        // A worker that is out has no cost here: NAN.
+        let (text, out) = ("throughput=10000", f64::NAN);
+        // Mean 4: the first has 8, which is not above twice the mean.
+        check(text, load([8, 2, 2]), &[0.0, 4.0, 4.0]);
+        // Mean 13 / 3 = 4.33: 9 is above 8.67 and above 6.33.
+        check(text, load([9, 2, 2]), &[out, 4.0, 4.0]);
+        // Mean 2 / 3: 2 is above 1.33, but not above 2.67.
+        check(text, load([2, 0, 0]), &[0.0, 4.0, 4.0]);
+        check("throughput=10000:gate_plus=1", load([2, 0, 0]), &[out, 4.0, 4.0]);
+        check("throughput=10000:gate=3", load([9, 2, 2]), &[0.0, 4.0, 4.0]);
+        // Nobody else can be reached: no gate.
+        let alone = |board: &mut Board| {
+            load([9, 2, 2])(board);
+            board.workers[1].denies_alone = Some(Denied::Suspect);
+            board.workers[2].denies_alone = Some(Denied::Suspect);
+        };
+        check(text, alone, &[0.0, 4.0, 4.0]);
+    }
+}
