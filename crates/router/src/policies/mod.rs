@@ -9,10 +9,13 @@ mod habits;
 mod homing;
 mod kv_aware;
 mod lazy_migration;
+mod least_loaded;
 mod linear;
+mod pd_static;
 mod peers;
 mod round_robin;
 mod spec;
+mod sticky;
 #[cfg(test)]
 mod testing;
 mod unified_v2;
@@ -25,9 +28,12 @@ pub use habits::{Admission, Habits};
 pub use homing::{Homing, HomingConfig};
 pub use kv_aware::{KvAware, KvAwareConfig};
 pub use lazy_migration::{LazyMigration, LazyMigrationConfig, Trigger};
+pub use least_loaded::LeastLoaded;
 pub use linear::{Linear, LinearConfig};
+pub use pd_static::{PdStatic, PdStaticConfig};
 pub use round_robin::RoundRobin;
 pub use spec::{PolicyError, PolicySpec};
+pub use sticky::{Sticky, StickyConfig};
 pub use unified_v2::{UnifiedV2, UnifiedV2Config};
 pub use unified_v3::{UnifiedV3, UnifiedV3Config};
 
@@ -50,13 +56,20 @@ pub trait Policy: fmt::Debug + Send {
 type Make = fn(&mut Parameters<'_>) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// Our own policies and those of the source papers, by name.
-const POLICIES: [(&str, Make); 9] = [
+const POLICIES: [(&str, Make); 12] = [
     ("homing", |parameters| {
         Ok(Box::new(Homing::new(HomingConfig::parse(parameters)?)))
     }),
     ("round-robin", |_| Ok(Box::new(RoundRobin::default()))),
+    ("least-loaded", |_| Ok(Box::new(LeastLoaded))),
     ("dp-cache-aware", |parameters| {
         Ok(Box::new(DpCacheAware::new(DpCacheAwareConfig::parse(parameters)?)))
+    }),
+    ("pd-static", |parameters| {
+        Ok(Box::new(PdStatic::new(PdStaticConfig::parse(parameters)?)))
+    }),
+    ("sticky", |parameters| {
+        Ok(Box::new(Sticky::new(StickyConfig::parse(parameters)?)))
     }),
     ("kv-aware", |parameters| {
         Ok(Box::new(KvAware::new(KvAwareConfig::parse(parameters)?)))
