@@ -410,7 +410,15 @@ fn run(seed: u64, policy: &str, roles: &[Role], steps: usize) -> World {
     world
 }
 
-const POLICIES: [&str; 3] = ["homing", "round-robin", "dp-cache-aware"];
+/// All policies, and those with more to go wrong once more with their knobs turned.
+fn policies() -> Vec<&'static str> {
+    let turned = [
+        "kv-aware:backpressure=on:reject_threshold=2:soft_cap=2:seed_min_turn=2:prefill=healthy:request_timeout=3",
+        "lazy-migration:trigger=recent_ttft:ttft=0.1:heavy_threshold=100:margin=0",
+        "sticky:sticky_bonus=1",
+    ];
+    homing_router::policies::names().chain(turned).collect()
+}
 
 fn clusters() -> impl Strategy<Value = Vec<Role>> {
     use Role::{Both, Decode, Prefill};
@@ -423,16 +431,16 @@ fn clusters() -> impl Strategy<Value = Vec<Role>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(160))]
 
     #[test]
     fn every_request_ends_once_and_nothing_stays(
         seed in any::<u64>(),
-        policy in 0..POLICIES.len(),
+        policy in prop::sample::select(policies()),
         roles in clusters(),
         steps in 20..300_usize,
     ) {
-        let world = run(seed, POLICIES[policy], &roles, steps);
+        let world = run(seed, policy, &roles, steps);
         let done = replay(&world.driver.bytes, |_, _, _, router| router.check_invariants()).unwrap();
         prop_assert!(done.complete);
         prop_assert_eq!(done.reached, world.driver.digest.checkpoint(done.reached.events), "seed {}", seed);

@@ -265,12 +265,12 @@ impl KvAware {
         });
         let (score, best) = *scored.first()?;
         let others = scored[1..].iter().map(|(score, worker)| Considered {
-            plan: worker.alone(turn),
+            plan: self.fallback(board, worker, turn).0,
             resident_tokens: worker.resident_tokens,
-            score: -score,
+            score: 0.0 - score,
             denied: worker.denies_alone,
         });
-        Some((best, -score, others.collect()))
+        Some((best, 0.0 - score, others.collect()))
     }
 
     /// In blocks; the largest wins.

@@ -148,7 +148,7 @@ mod tests {
             |requests: u32| move |board: &mut Board, _: &mut TurnView| board.workers[2].account.requests = requests;
         check("", dp, load(0), Some((Path::Append, None, 2)));
         check("", dp, load(999), Some((Path::Append, None, 2)));
-        // 10 - 10 = 0 is the least, with more sessions elsewhere or the same; 11 - 10 = 1 is not.
+        // 9 - 10 = -1 is below 0, 11 - 10 = 1 is not.
         check("sticky_bonus=10", dp, load(9), Some((Path::Append, None, 2)));
         check("sticky_bonus=10", dp, load(11), Some((Path::Local, None, 0)));
         check("sticky_bonus=0", dp, load(1), Some((Path::Local, None, 0)));

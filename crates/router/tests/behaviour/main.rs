@@ -1,6 +1,7 @@
 //! What the router does, behaviour by behaviour.
 
 mod admission;
+mod habits;
 mod handoff;
 mod sessions;
 #[path = "../support/mod.rs"]
