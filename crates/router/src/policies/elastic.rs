@@ -85,3 +85,66 @@ pub(super) fn session_instance<'b>(instances: &[&'b WorkerView], turn: &TurnView
     };
     lives.or_else(holder).copied()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{board, turn};
+    use super::*;
+    use crate::event::Role;
+    use homing_units::WorkerId;
+
+    /// Which of three instances wins at equal cost, by requests in flight and sessions that live there.
+    #[track_caller]
+    fn check(requests: [u32; 3], sessions: [u32; 3], expected: u32) {
+        let mut board = board([Role::Both; 3]);
+        for (worker, (requests, sessions)) in board.workers.iter_mut().zip(requests.into_iter().zip(sessions)) {
+            (worker.account.requests, worker.homed_sessions) = (requests, sessions);
+        }
+        let plan = least(instances(&board), &turn(), |_| 1.0, "equal").plan;
+        assert_eq!(
+            plan.map(|plan| plan.decode.0),
+            Some(expected),
+            "{requests:?} {sessions:?}"
+        );
+    }
+
+    #[test]
+    fn of_equal_costs_the_idlest_wins() {
+        check([0, 0, 0], [0, 0, 0], 0);
+        check([1, 0, 0], [0, 3, 2], 2);
+        check([2, 1, 3], [0, 9, 0], 1);
+    }
+
+    #[test]
+    fn decode_workers_are_instances_and_prefill_workers_are_not() {
+        let mut board = board([Role::Prefill, Role::Decode, Role::Both]);
+        let ids: Vec<_> = instances(&board).into_iter().map(|worker| worker.id.0).collect();
+        assert_eq!(ids, [1, 2]);
+        // 3 and 6 requests.
+        (board.workers[1].account.requests, board.workers[2].account.requests) = (3, 6);
+        assert!((mean_requests(&instances(&board)) - 4.5).abs() < 1e-9);
+        assert!(mean_requests(&[]).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_session_lives_where_it_was_sent_last_else_where_its_history_is() {
+        let check = |home: Option<u32>, own: [u32; 3], new_family: bool, expected: Option<u32>| {
+            let mut board = board([Role::Both; 3]);
+            for (worker, own) in board.workers.iter_mut().zip(own) {
+                worker.exclusive_tokens = own;
+            }
+            let turn = TurnView {
+                home: home.map(WorkerId),
+                new_family,
+                ..turn()
+            };
+            let found = session_instance(&instances(&board), &turn).map(|worker| worker.id.0);
+            assert_eq!(found, expected, "{home:?} {own:?}");
+        };
+        check(Some(1), [9, 0, 0], false, Some(1));
+        check(None, [1, 9, 9], false, Some(1));
+        check(Some(7), [1, 0, 0], false, Some(0));
+        check(None, [0, 0, 0], false, None);
+        check(None, [1, 9, 9], true, None);
+    }
+}

@@ -196,6 +196,28 @@ fn a_session_moves_after_so_many_denials_for_room_in_a_row() {
 }
 
 #[test]
+fn a_turn_that_is_too_long_to_append_neither_counts_nor_starts_the_count_again() {
+    let (mut policy, mut board) = (policy("reject_threshold=2"), board(PD));
+    assert!(send(&mut policy, &board, &turn_of(0, 0, 20_000)).is_some());
+    hold(&mut board, 2, 20_000, 8_000);
+    let mut home = |index, prompt_tokens, used| {
+        board.workers[2].kv_tokens_used = used;
+        policy
+            .choose(&board, &turn_of(0, index, prompt_tokens))
+            .plan
+            .unwrap()
+            .decode
+            .0
+    };
+    // Full, then a long tail with room for it, then full again: two denials for room, so the next turn is placed anew.
+    assert_eq!(
+        [home(1, 21_000, 99_000), home(2, 40_000, 0), home(3, 41_000, 99_000)],
+        [2; 3]
+    );
+    assert_eq!(home(4, 41_000, 0), 3);
+}
+
+#[test]
 fn the_only_decode_worker_keeps_a_session_that_it_denies() {
     let (mut policy, mut board) = (policy("reject_threshold=1"), board([Role::Prefill, Role::Decode]));
     board.workers[1].kv_tokens_used = 99_000;
