@@ -57,7 +57,7 @@
 //! - Without prefill workers (all workers do both) D prefills the whole prompt itself.
 //! - Turns are sent at once, and a failure is the client's error: no retry, as nothing of the kind is described.
 //!
-//! Bounds: [`MAX_PINS`] pins, the longest unused forgotten first; places by `soft_cap`.
+//! Bounds: [`MAX_PINS`] pins, the longest unused forgotten first; places by `soft_cap`, of a bounded number of workers.
 
 mod pins;
 mod places;

@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 /// A session that had no turn in so many turns of its worker, for each place there, is taken to have ended.
 const TURNS_A_PLACE: u64 = 16;
 
+/// Workers whose places are remembered; above, those of the one with the lowest id, the first to have joined, are forgotten.
+const MAX_WORKERS: usize = 4_096;
+
 /// The places of all decode workers.
 #[derive(Debug)]
 pub(super) struct Places {
@@ -48,6 +51,9 @@ impl Places {
         if has_room {
             worker.sessions.insert(session, turns);
         }
+        if self.workers.len() > MAX_WORKERS {
+            self.workers.pop_first();
+        }
         has_room || admitted
     }
 }
@@ -72,6 +78,16 @@ mod tests {
         assert!(!take(0, 3), "turn 34 is 32 after turn 2");
         assert!(take(0, 3), "turn 35 is 33 after it: that session has ended");
         assert!(!take(0, 2), "and has no place any more");
+    }
+
+    #[test]
+    fn workers_that_come_and_go_are_not_remembered_for_ever() {
+        let mut places = Places::new(1);
+        for id in 0..5_000 {
+            assert!(places.take(WorkerId(id), SessionId(0), false));
+        }
+        assert_eq!(places.workers.len(), MAX_WORKERS);
+        assert!(places.workers.contains_key(&WorkerId(4_999)));
     }
 
     #[test]
