@@ -90,10 +90,7 @@ pub(super) const fn alone_denied(worker: &WorkerView) -> Option<Denied> {
 
 /// Those of a pool that can take a leg now.
 pub(super) fn able<'b>(pool: &[&'b WorkerView], denied: impl Fn(&WorkerView) -> Option<Denied>) -> Vec<&'b WorkerView> {
-    pool.iter()
-        .copied()
-        .filter(|worker| denied(worker).is_none())
-        .collect()
+    pool.iter().copied().filter(|worker| denied(worker).is_none()).collect()
 }
 
 /// A pool from the best candidate to the worst; who cannot take the leg comes last.
@@ -235,10 +232,7 @@ mod tests {
         set(&mut board);
         let pools = Pools::of(&board);
         let ids = |pool: &[&WorkerView]| pool.iter().map(|worker| worker.id.0).collect::<Vec<_>>();
-        assert_eq!(
-            (pools.disaggregated, ids(&pools.prefill), ids(&pools.decode)),
-            expected
-        );
+        assert_eq!((pools.disaggregated, ids(&pools.prefill), ids(&pools.decode)), expected);
     }
 
     #[test]
