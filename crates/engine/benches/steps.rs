@@ -49,6 +49,7 @@ fn decoding(batch: u32, context: u32) -> (Engine, Step) {
                 prompt: Prompt::of_tokens(&tokens, BLOCK_SIZE),
                 max_output_tokens: output,
                 transfer: Transfer::None,
+                session: None,
             }),
         );
     }

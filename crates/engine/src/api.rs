@@ -4,7 +4,7 @@
 //! steps, and says which hash an output block got when its last token was sampled.
 
 use homing_kv::{BlockHash, BlockId, Prompt, Tier};
-use homing_units::{BootEpoch, Duration, Instant, RequestId};
+use homing_units::{BootEpoch, Duration, Instant, RequestId, SessionId};
 use serde::{Deserialize, Serialize};
 
 /// The engine's limits. Every queue and map in the core is bounded by one of them.
@@ -29,6 +29,46 @@ pub struct EngineConfig {
     pub export_lease: Duration,
     /// How long an import may take before the request fails.
     pub import_timeout: Duration,
+    /// Who holds KV between requests.
+    pub kind: EngineKind,
+}
+
+/// Who holds KV between requests, and so what can be evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EngineKind {
+    /// Nobody: what no request uses is cached block by block, and evicted block by block, the least recently used first.
+    #[default]
+    Block,
+    /// A slot for each session, as the source papers' prototype had it: a session's KV is pinned as a whole and evicted as a
+    /// whole. For the laboratory; it starves, which is why it is here.
+    SessionSlot(SlotConfig),
+}
+
+/// The rules of session slots.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SlotConfig {
+    /// A session gets or keeps a slot only while the pool's use stays within this share of it (the papers' rho).
+    pub capacity_factor: f64,
+    /// Slots at most; `None` for no limit.
+    pub soft_cap: Option<u32>,
+    /// Tokens set aside for the growth of each running request before others may allocate.
+    pub reserve_tokens_per_running: u32,
+    /// Whether a request whose prompt is shorter than what its session's slot holds kills the engine, as the prototype's
+    /// streaming-session correction did; otherwise it is served like any other.
+    pub correction_crash: bool,
+}
+
+impl Default for SlotConfig {
+    fn default() -> Self {
+        Self {
+            capacity_factor: 0.95,
+            soft_cap: None,
+            reserve_tokens_per_running: 512,
+            correction_crash: false,
+        }
+    }
 }
 
 impl Default for EngineConfig {
@@ -43,6 +83,7 @@ impl Default for EngineConfig {
             max_context_tokens: 1 << 20,
             export_lease: Duration::from_secs(30),
             import_timeout: Duration::from_secs(30),
+            kind: EngineKind::Block,
         }
     }
 }
@@ -58,6 +99,8 @@ pub struct Submit {
     pub max_output_tokens: u32,
     /// Where KV comes from and goes to.
     pub transfer: Transfer,
+    /// The session whose slot may keep the KV at the end. Without slots, or without a session, it does not matter.
+    pub session: Option<SessionId>,
 }
 
 /// Where a request's KV comes from and goes to.
@@ -169,6 +212,22 @@ pub enum Output {
     Finished(Finished),
     /// The cache changed.
     Kv(KvEvent),
+    /// An idle session lost its slot and all of its KV at once; its [`Output::Kv`] came just before.
+    Trimmed(Trimmed),
+    /// The engine's process has died of a broken invariant; nothing that it is told from now on matters.
+    Crashed {
+        /// The request that it died of.
+        id: RequestId,
+    },
+}
+
+/// A slot that was taken from an idle session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trimmed {
+    /// The session.
+    pub session: SessionId,
+    /// Blocks that are free now.
+    pub blocks: u32,
 }
 
 /// One step of the engine: prefill chunks and decodes in one batch.
@@ -366,4 +425,10 @@ pub struct Snapshot {
     pub computed_tokens: u64,
     /// Tokens sampled, since the start.
     pub output_tokens: u64,
+    /// Sessions that have a slot.
+    pub slots: u32,
+    /// Requests that lost their blocks and wait to run again.
+    pub retracted: u32,
+    /// Requests that wait for room before their KV is pulled.
+    pub offered: u32,
 }

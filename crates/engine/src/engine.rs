@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::load::{Load, Totals};
 use crate::queue::Queue;
 use crate::sequence::{Phase, Sequence};
+use crate::slots::Slots;
 use crate::transfers::Held;
 use homing_kv::{BlockHash, BlockId};
 use homing_units::{Instant, RequestId};
@@ -29,6 +30,7 @@ pub struct Engine {
     pub(crate) config: EngineConfig,
     pub(crate) now: Instant,
     pub(crate) cache: Cache,
+    pub(crate) slots: Slots,
     /// Every request that has not ended, and those that ended in the outstanding step. Bounded by `max_waiting` and twice
     /// `max_running`.
     pub(crate) sequences: BTreeMap<RequestId, Sequence>,
@@ -65,6 +67,7 @@ impl Engine {
         assert!(config.max_running > 0, "at least one request runs");
         Self {
             cache: Cache::new(config.kv_blocks, config.boot_epoch),
+            slots: Slots::new(config.kind),
             config,
             now: Instant::ZERO,
             sequences: BTreeMap::new(),
@@ -144,6 +147,9 @@ impl Engine {
         }
         let sequence = Sequence::new(submit, self.next_arrival);
         self.next_arrival += 1;
+        if self.slots.enter(&sequence) {
+            self.outputs.push_back(Output::Crashed { id });
+        }
         let queue = match sequence.transfer {
             Transfer::None | Transfer::Export => &mut self.waiting,
             Transfer::Import { .. } => &mut self.offered,
@@ -196,7 +202,10 @@ impl Engine {
     pub(crate) fn end(&mut self, id: RequestId, reason: FinishReason) {
         self.leave_phase(id);
         let in_step = self.in_outstanding_step(id);
-        self.update(id, |sequence| sequence.phase = Phase::Ended);
+        self.update(id, |sequence| {
+            sequence.phase = Phase::Ended;
+            sequence.answered = matches!(reason, FinishReason::Stop | FinishReason::Length);
+        });
         let usage = self.sequences[&id].usage;
         self.outputs.push_back(Output::Finished(Finished { id, reason, usage }));
         if !in_step {
@@ -226,12 +235,17 @@ impl Engine {
     pub(crate) fn remove(&mut self, id: RequestId) {
         let mut sequence = self.sequences.remove(&id).expect("only a known request is removed");
         assert_eq!(sequence.phase, Phase::Ended, "only an ended request is removed");
+        self.leave_slot(&mut sequence);
         let blocks = sequence.drop_kv();
         self.release(&blocks);
     }
 
     pub(crate) fn release(&mut self, blocks: &[BlockId]) {
         self.cache.release(blocks);
+        if self.slots.are_used() {
+            // Slots alone hold KV between requests.
+            self.cache.clear(&mut self.outputs);
+        }
         self.unblock();
     }
 

@@ -18,6 +18,7 @@ impl Engine {
     pub fn check_invariants(&self) {
         self.cache.pool().check_invariants();
         self.check_references();
+        self.slots.check_invariants();
         self.check_phases();
         self.check_bounds();
         self.check_load();
@@ -34,7 +35,7 @@ impl Engine {
         let held = self.exports.values().flat_map(|held| &held.blocks);
         let fenced = self.fenced.values().flatten();
         let mut expected: BTreeMap<BlockId, u32> = BTreeMap::new();
-        for block in tables.chain(held).chain(fenced) {
+        for block in tables.chain(held).chain(fenced).chain(self.slots.blocks()) {
             *expected.entry(*block).or_default() += 1;
         }
         let dump = self.cache.pool().dump();
@@ -47,7 +48,7 @@ impl Engine {
             .collect();
         assert_eq!(
             actual, expected,
-            "blocks are held by requests, exports and fences alone"
+            "blocks are held by requests, exports, fences and slots alone"
         );
     }
 

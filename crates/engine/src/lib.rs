@@ -14,6 +14,7 @@ mod profiles;
 mod queue;
 mod scheduler;
 mod sequence;
+mod slots;
 mod step_time;
 mod transfers;
 

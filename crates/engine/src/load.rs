@@ -66,6 +66,9 @@ impl Engine {
             imported_tokens: self.totals.imported_tokens,
             computed_tokens: self.totals.computed_tokens,
             output_tokens: self.totals.output_tokens,
+            slots: self.slots.len(),
+            retracted: self.waiting.retracted(),
+            offered: self.offered.len(),
         }
     }
 }

@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Queue {
     entries: BTreeMap<u64, RequestId>,
     demand_blocks: u64,
+    /// Those that ran before.
+    retracted: u32,
     /// The head did not fit, and nothing has changed since.
     pub blocked: bool,
 }
@@ -36,9 +38,15 @@ impl Queue {
         self.demand_blocks
     }
 
+    /// Requests that ran before and lost their blocks.
+    pub fn retracted(&self) -> u32 {
+        self.retracted
+    }
+
     pub fn insert(&mut self, sequence: &Sequence, block_size: u32) {
         self.entries.insert(sequence.arrival, sequence.id);
         self.demand_blocks += demand(sequence, block_size);
+        self.retracted += u32::from(sequence.usage.preemptions > 0);
         self.blocked = false;
     }
 
@@ -46,6 +54,7 @@ impl Queue {
         let removed = self.entries.remove(&sequence.arrival);
         assert_eq!(removed, Some(sequence.id), "only a waiting request leaves the queue");
         self.demand_blocks -= demand(sequence, block_size);
+        self.retracted -= u32::from(sequence.usage.preemptions > 0);
         self.blocked = false;
     }
 

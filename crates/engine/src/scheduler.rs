@@ -7,7 +7,7 @@
 //!
 //! It does not run steps (the driver does) and does not look at what they gave (`completion`).
 
-use crate::api::{Output, Step, StepItem};
+use crate::api::{Output, Step, StepItem, Transfer};
 use crate::engine::Engine;
 use crate::sequence::Phase;
 use homing_kv::BlockId;
@@ -37,6 +37,7 @@ impl Plan {
 impl Engine {
     /// Starts the imports that there is room for and, when no step is outstanding, plans the next.
     pub(crate) fn plan(&mut self) {
+        self.trim_for_those_who_wait();
         self.start_imports();
         if self.outstanding.is_some() {
             return;
@@ -126,7 +127,12 @@ impl Engine {
     pub(crate) fn lock_prefix(&mut self, id: RequestId, reserved: u64) -> Option<Vec<BlockId>> {
         let sequence = &self.sequences[&id];
         let needed = sequence.tokens().div_ceil(self.config.block_size);
-        let hashes = sequence.reusable_hashes(self.config.block_size);
+        let hashes = if self.slots.are_used() && matches!(sequence.transfer, Transfer::Import { .. }) {
+            // A seed comes whole.
+            Vec::new()
+        } else {
+            sequence.reusable_hashes(self.config.block_size)
+        };
         // Locked first: cached blocks that nobody uses count as available until they are.
         let blocks = self.cache.acquire_prefix(&hashes);
         let missing = needed - u32::try_from(blocks.len()).expect("no more blocks than hashes");
@@ -194,6 +200,9 @@ impl Engine {
         loop {
             if let Some(blocks) = self.cache.allocate(count, &mut self.outputs) {
                 return Some(blocks);
+            }
+            if self.trim_idle_slot() {
+                continue;
             }
             let (youngest, victim) = self.running.last_key_value().map(|(at, id)| (*at, *id))?;
             if youngest <= arrival {

@@ -8,7 +8,7 @@
 
 use crate::api::{StepItem, Submit, Transfer, Usage};
 use homing_kv::{BlockHash, BlockId, Prompt};
-use homing_units::{Instant, RequestId};
+use homing_units::{Instant, RequestId, SessionId};
 
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,10 @@ pub(crate) struct Sequence {
     pub prompt: Prompt,
     pub max_output_tokens: u32,
     pub transfer: Transfer,
+    /// Whose slot may keep its KV.
+    pub session: Option<SessionId>,
+    /// It has ended with an answer.
+    pub answered: bool,
     pub phase: Phase,
     /// Tokens whose KV is in `table`, from the first on.
     pub computed: u32,
@@ -66,6 +70,8 @@ impl Sequence {
             prompt: submit.prompt,
             max_output_tokens: submit.max_output_tokens,
             transfer: submit.transfer,
+            session: submit.session,
+            answered: false,
             computed: 0,
             named: 0,
             table: Vec::new(),

@@ -68,7 +68,8 @@ impl Engine {
     fn start_import(&mut self, id: RequestId) -> bool {
         let sequence = &self.sequences[&id];
         let older_waiting = self.waiting.oldest().is_some_and(|oldest| oldest < sequence.arrival);
-        let reserved = if older_waiting { self.waiting.demand_blocks() } else { 0 };
+        let older = if older_waiting { self.waiting.demand_blocks() } else { 0 };
+        let reserved = older + self.slot_reserve_blocks();
         let wanted = sequence.wanted_import().div_ceil(self.config.block_size);
         let Some(prefix) = self.lock_prefix(id, reserved) else {
             return false;

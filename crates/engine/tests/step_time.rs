@@ -240,6 +240,7 @@ fn closed_loop(model: &StepModel, prompt: u32, output: u32, in_flight: u64, requ
             prompt: Prompt::of_tokens(&tokens, 16),
             max_output_tokens: output,
             transfer: Transfer::None,
+            session: None,
         })
     };
     let mut next = in_flight;

@@ -101,5 +101,5 @@ pub(crate) fn leftovers(node: &Node) -> Option<String> {
     let snapshot = node.engine.as_ref()?.snapshot();
     let requests = snapshot.running + snapshot.waiting + snapshot.importing + snapshot.exporting;
     let used = snapshot.blocks_total - snapshot.blocks_free - snapshot.blocks_evictable;
-    (requests > 0 || used > 0).then(|| format!("worker `{}` has {snapshot:?}", node.spec.name))
+    (requests > 0 || used > 0 && !node.has_slots()).then(|| format!("worker `{}` has {snapshot:?}", node.spec.name))
 }

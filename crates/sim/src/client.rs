@@ -8,7 +8,7 @@ use homing_kv::{BlockHash, Prompt};
 use homing_report::{Path, RequestRecord};
 use homing_router::action::Decision;
 use homing_router::event::Resume;
-use homing_units::{Duration, Instant, RequestId};
+use homing_units::{Duration, Instant, RequestId, SessionId};
 use homing_workload::{Trace, TurnRef, answer_block, prompt_of};
 
 /// A turn in flight.
@@ -32,6 +32,8 @@ pub(crate) struct Client {
     path: Option<Path>,
     worker: Option<usize>,
     prefill_worker: Option<usize>,
+    /// Its session, where the decode worker may keep the KV.
+    pub(crate) kept_session: Option<SessionId>,
     /// Prompt tokens that were computed for it, on whatever worker.
     pub(crate) computed_tokens: u32,
 }
@@ -53,6 +55,7 @@ impl Client {
             path: None,
             worker: None,
             prefill_worker: None,
+            kept_session: None,
             computed_tokens: 0,
         }
     }
@@ -62,6 +65,7 @@ impl Client {
         self.path = Some(path(decision.path));
         self.worker = Some(decision.decode.0 as usize);
         self.prefill_worker = decision.prefill.map(|worker| worker.0 as usize);
+        self.kept_session = decision.keeps_kv.then_some(decision.session);
     }
 
     /// A token of the answer has come.

@@ -3,8 +3,11 @@
 //! A preset names a GPU, a count and a shape (`h200x8-2p6d`); parameters follow after colons; a TOML text says
 //! everything itself. What a step costs is the engine's `StepModel`; nothing here knows about policies or traces.
 
+use crate::stack::{FOR_EVER, Stack};
+use homing_engine::api::SlotConfig;
 use homing_engine::{StepModel, StepModelError};
 use homing_router::event::Role;
+use homing_units::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -24,6 +27,8 @@ pub struct Cluster {
     pub max_running: u32,
     /// The workers, in the order of their ids.
     pub workers: Vec<WorkerSpec>,
+    /// What of the papers' stack it has; nothing by default.
+    pub stack: Stack,
 }
 
 /// A worker on paper.
@@ -50,7 +55,7 @@ pub enum ClusterError {
     },
     /// A parameter that no cluster has.
     #[error(
-        "cluster parameter `{parameter}`, expected one of `kv=136000`, `nic=40GBps`, `chunk=8192`, `engine=block`, `host=0`"
+        "cluster parameter `{parameter}`, expected one of `kv=136000`, `nic=40GBps`, `chunk=8192`, `host=0`, `engine=session-slot`, `rho=0.95`, `soft_cap=8`, `correction_crash=on`, `transfer_timeout=32s`, `dead_peers=on`, `probe=2ms`, `poll=20ms`"
     )]
     Parameter {
         /// As it was given.
@@ -147,6 +152,7 @@ impl Cluster {
             max_batch_tokens: positive("max_batch_tokens", file.max_batch_tokens)?,
             max_running: positive("max_running", file.max_running)?,
             workers,
+            stack: Stack::default(),
         };
         cluster.check_roles()?;
         Ok(cluster)
@@ -189,6 +195,7 @@ impl Cluster {
             max_batch_tokens: DEFAULT_MAX_BATCH_TOKENS,
             max_running: DEFAULT_MAX_RUNNING,
             workers,
+            stack: Stack::default(),
         };
         cluster.check_roles()?;
         Ok(cluster)
@@ -206,21 +213,23 @@ impl Cluster {
             }
             "nic" => self.step_model.nic_bytes_per_second = bandwidth(value)?,
             "chunk" => self.max_batch_tokens = positive("chunk", tokens(value)?)?,
-            "engine" if value == "block" => {}
-            "engine" if matches!(value, "session-slot" | "vllm") => {
-                return Err(ClusterError::NotYet {
-                    name: "engine",
-                    value: value.to_owned(),
-                    expected: "`engine=block`",
-                });
+            "engine" => self.stack.slots = engine(value)?,
+            "rho" => self.slots("rho")?.capacity_factor = share("rho", value)?,
+            "soft_cap" => {
+                let cap = tokens(value)?;
+                self.slots("soft_cap")?.soft_cap = (cap > 0).then_some(cap);
             }
-            "engine" => {
-                return Err(ClusterError::Value {
-                    name: "engine",
-                    value: value.to_owned(),
-                    expected: "`block`",
-                });
+            "correction_crash" => self.slots("correction_crash")?.correction_crash = switch("correction_crash", value)?,
+            "transfer_timeout" => self.stack.transfer_timeout = Some(duration("transfer_timeout", value)?),
+            "dead_peers" => {
+                self.stack.dead_peers = match value {
+                    "off" => None,
+                    "on" => Some(FOR_EVER),
+                    _ => Some(duration("dead_peers", value)?),
+                }
             }
+            "probe" => self.stack.probe = duration("probe", value)?,
+            "poll" => self.stack.poll = duration("poll", value)?,
             "host" if value == "0" => {}
             "host" => {
                 let expected = "`host=0`: no KV in host memory";
@@ -233,6 +242,15 @@ impl Cluster {
             _ => return Err(wrong()),
         }
         Ok(())
+    }
+
+    /// The slots' rules, if there are slots.
+    fn slots(&mut self, name: &'static str) -> Result<&mut SlotConfig, ClusterError> {
+        self.stack.slots.as_mut().ok_or(ClusterError::Value {
+            name,
+            value: "given".to_owned(),
+            expected: "it after `engine=session-slot`",
+        })
     }
 
     fn check_roles(&self) -> Result<(), ClusterError> {
@@ -342,6 +360,60 @@ fn tokens(text: &str) -> Result<u32, ClusterError> {
         })
 }
 
+/// Who holds KV between requests.
+fn engine(text: &str) -> Result<Option<SlotConfig>, ClusterError> {
+    match text {
+        "block" => Ok(None),
+        "session-slot" => Ok(Some(SlotConfig::default())),
+        "vllm" => Err(ClusterError::NotYet {
+            name: "engine",
+            value: text.to_owned(),
+            expected: "`engine=block` or `engine=session-slot`",
+        }),
+        _ => Err(ClusterError::Value {
+            name: "engine",
+            value: text.to_owned(),
+            expected: "`block` or `session-slot`",
+        }),
+    }
+}
+
+fn switch(name: &'static str, text: &str) -> Result<bool, ClusterError> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(ClusterError::Value {
+            name,
+            value: text.to_owned(),
+            expected: "`on` or `off`",
+        }),
+    }
+}
+
+fn share(name: &'static str, text: &str) -> Result<f64, ClusterError> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| ClusterError::Value {
+        name,
+        value: text.to_owned(),
+        expected: "a share from 0 to 1",
+    })
+}
+
+/// A time: `32s` or `5ms`.
+fn duration(name: &'static str, text: &str) -> Result<Duration, ClusterError> {
+    let (digits, unit) = match text.strip_suffix("ms") {
+        Some(digits) => (digits, 0.001),
+        None => (text.strip_suffix('s').unwrap_or_default(), 1.0),
+    };
+    let seconds = digits.parse::<f64>().ok().map(|number| number * unit);
+    let seconds = seconds.filter(|seconds| (0.0..=1e6).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| ClusterError::Value {
+        name,
+        value: text.to_owned(),
+        expected: "a time such as `32s` or `5ms`",
+    })
+}
+
 /// Bytes a second: `40GBps` or `400Gbps`.
 fn bandwidth(text: &str) -> Result<f64, ClusterError> {
     let (digits, factor) = match text.strip_suffix("GBps") {
@@ -406,12 +478,11 @@ mod tests {
         check("h100x8-dp:kv=lots", "`kv` is `lots`, expected a count of tokens");
         check("h100x8-dp:kv=0", "at least 1");
         check("h100x8-dp:nic=40", "expected a bandwidth such as `40GBps`");
-        check(
-            "h100x8-dp:engine=session-slot",
-            "is not supported yet, expected `engine=block`",
-        );
+        check("h100x8-dp:rho=0.9", "expected it after `engine=session-slot`");
+        check("h100x8-dp:engine=session-slot:rho=2", "expected a share from 0 to 1");
+        check("h100x8-dp:transfer_timeout=32", "expected a time such as `32s`");
         check("h100x8-dp:engine=vllm", "is not supported yet");
-        check("h100x8-dp:engine=x", "expected `block`");
+        check("h100x8-dp:engine=x", "expected `block` or `session-slot`");
         check("h100x8-dp:host=64GiB", "is not supported yet");
         check("h100x8-dp:gpu=1", "cluster parameter `gpu=1`, expected one of");
     }

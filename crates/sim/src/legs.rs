@@ -5,7 +5,7 @@
 use homing_kv::{BlockHash, Prompt};
 use homing_router::action::{Dispatch, KvUse};
 use homing_router::event::LegId;
-use homing_units::{BootEpoch, RequestId};
+use homing_units::{BootEpoch, RequestId, SessionId};
 use std::collections::BTreeMap;
 
 /// One leg.
@@ -17,6 +17,8 @@ pub(crate) struct Leg {
     /// The worker's life that it was sent to.
     pub(crate) epoch: BootEpoch,
     pub(crate) kv: KvUse,
+    /// The session that may keep its KV there.
+    pub(crate) session: Option<SessionId>,
     pub(crate) prompt: Prompt,
     pub(crate) max_output_tokens: u32,
     /// Tokens sampled so far.
@@ -53,6 +55,7 @@ impl Legs {
             node: dispatch.worker.0 as usize,
             epoch,
             kv: dispatch.kv,
+            session: None,
             tip: prompt.tip(),
             prompt,
             max_output_tokens,

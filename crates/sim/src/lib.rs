@@ -16,6 +16,7 @@ mod node;
 mod noise;
 mod replay_events;
 mod simulation;
+mod stack;
 
 pub use cluster::{Cluster, ClusterError, WorkerSpec};
 pub use config::{SimConfig, SimError, SimOutcome};

@@ -5,7 +5,7 @@
 
 use crate::cluster::{Cluster, WorkerSpec};
 use crate::noise::Noise;
-use homing_engine::api::{EngineConfig, KvChange, Snapshot, Step};
+use homing_engine::api::{EngineConfig, EngineKind, KvChange, Snapshot, Step};
 use homing_engine::{Engine, StepModel, StepShape};
 use homing_report::WorkerRecord;
 use homing_router::event::{KvBatch, KvUpdate, LoadReport, Role, WorkerInfo};
@@ -16,6 +16,8 @@ use std::collections::{BTreeSet, VecDeque};
 const KEPT_BATCHES: usize = 10_000;
 /// The longest prompt and output that a worker takes, where its pool is larger, in tokens.
 const MAX_CONTEXT_TOKENS: u32 = 1 << 20;
+/// Leases last so much longer than a transfer timeout, so that the timeout comes first.
+const AFTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A simulated worker.
 #[derive(Debug)]
@@ -28,6 +30,12 @@ pub(crate) struct Node {
     /// The step that runs, with its end.
     pub(crate) step: Option<Step>,
     /// When the engine's timer is planned.
+    /// When the step that runs ends.
+    pub(crate) step_ends: Instant,
+    /// Scheduler time that questions have cost, paid with the next step.
+    pub(crate) owed: Duration,
+    /// What it last answered a router that asks before each turn.
+    pub(crate) asked: Option<LoadReport>,
     pub(crate) armed: Option<Instant>,
     /// Exports that are held, by the engine's id.
     pub(crate) exports: BTreeSet<RequestId>,
@@ -65,15 +73,20 @@ impl Node {
             kv_blocks: spec.kv_tokens / block_size,
             max_batch_tokens: cluster.max_batch_tokens,
             max_running: cluster.max_running,
+            kind: cluster.stack.engine(spec.role.decodes()),
             max_context_tokens: MAX_CONTEXT_TOKENS.min(spec.kv_tokens / block_size * block_size),
             ..EngineConfig::default()
         };
+        let config = wait_for_timeout(config, cluster.stack.transfer_timeout);
         Self {
             id,
             epoch: config.boot_epoch,
             engine: Some(Engine::new(config.clone())),
             step: None,
             armed: None,
+            step_ends: Instant::ZERO,
+            owed: Duration::ZERO,
+            asked: None,
             exports: BTreeSet::new(),
             probed: None,
             sampled: None,
@@ -110,14 +123,20 @@ impl Node {
             running: snapshot.running,
             waiting: snapshot.waiting,
             kv_tokens_used: u64::from(used) * u64::from(self.config.block_size),
-            transfer_queue: snapshot.importing,
-            retracted: 0,
+            transfer_queue: snapshot.importing + snapshot.offered,
+            retracted: snapshot.retracted,
         })
+    }
+
+    /// Whether sessions have slots there.
+    pub(crate) fn has_slots(&self) -> bool {
+        matches!(self.config.kind, EngineKind::SessionSlot(_))
     }
 
     /// Begins a step; says how long it takes.
     pub(crate) fn begin(&mut self, step: Step) -> Duration {
-        let duration = self.noise.apply(self.model.step_time(&StepShape::from(&step)));
+        let computes = self.noise.apply(self.model.step_time(&StepShape::from(&step)));
+        let duration = computes + std::mem::take(&mut self.owed);
         self.counts.busy += duration;
         self.step = Some(step);
         duration
@@ -211,6 +230,16 @@ impl Node {
             busy: Some(counts.busy),
         }
     }
+}
+
+/// With a transfer timeout of its own a worker's leases outlast it.
+fn wait_for_timeout(mut config: EngineConfig, timeout: Option<Duration>) -> EngineConfig {
+    if let Some(timeout) = timeout {
+        let outlasts = timeout.saturating_add(AFTER_TIMEOUT);
+        config.export_lease = config.export_lease.max(outlasts);
+        config.import_timeout = config.import_timeout.max(outlasts);
+    }
+    config
 }
 
 /// A change of the engine's cache as the router sees it.

@@ -72,6 +72,7 @@ impl<B: Backend> Executor<B> {
             prompt: request.prompt.clone(),
             max_output_tokens: request.max_output_tokens,
             transfer: request.transfer,
+            session: None,
         };
         let before = self
             .requests
@@ -303,6 +304,7 @@ impl<B: Backend> Executor<B> {
             Output::Preempted { .. } => {}
             Output::Finished(finished) => self.finished(finished),
             Output::Kv(event) => self.kv(event.change),
+            Output::Trimmed(_) | Output::Crashed { .. } => unreachable!("a worker's engine has no session slots"),
         }
     }
 

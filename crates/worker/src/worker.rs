@@ -10,7 +10,7 @@ use crate::metrics::{Identity, Status};
 use crate::serving::{Served, ServedEngine, unix_seconds};
 use crate::transfer::{ExportIds, PullContext, pull, release, serve};
 use axum::serve::ListenerExt;
-use homing_engine::api::EngineConfig;
+use homing_engine::api::{EngineConfig, EngineKind};
 use homing_model::{KvStore, OpenError, open};
 use homing_units::{BootEpoch, Duration};
 use homing_wire::worker_name::{EXPECTED_WORKER_NAME, is_worker_name};
@@ -243,6 +243,7 @@ impl Plan {
             )?,
             export_lease: limits.export_lease,
             import_timeout: limits.import_timeout,
+            kind: EngineKind::Block,
         };
         Ok(Self {
             info: info(config, &served, &engine),

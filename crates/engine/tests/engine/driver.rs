@@ -100,6 +100,7 @@ impl Driver {
             prompt: Prompt::of_tokens(tokens, self.config.block_size),
             max_output_tokens,
             transfer,
+            session: None,
         }));
         id
     }
@@ -278,6 +279,8 @@ impl Driver {
                 request.rejected = Some(reason);
             }
             Output::Preempted { id } => self.log.push(format!("preempted {id}")),
+            Output::Trimmed(trimmed) => self.log.push(format!("trimmed {} {}", trimmed.session, trimmed.blocks)),
+            Output::Crashed { id } => self.log.push(format!("crashed {id}")),
             Output::Finished(finished) => self.take_end(finished),
         }
     }

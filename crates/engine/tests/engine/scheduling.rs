@@ -64,6 +64,7 @@ fn inputs_that_arrive_together_are_planned_together() {
             prompt: Prompt::of_tokens(&tokens(u32::try_from(id).unwrap(), 5), 4),
             max_output_tokens: 1,
             transfer: Transfer::None,
+            session: None,
         })
     };
     for id in 1..=3 {
@@ -266,6 +267,7 @@ fn an_id_in_use_or_a_wrong_number_of_hashes_is_invalid() {
             },
             max_output_tokens: 1,
             transfer: Transfer::None,
+            session: None,
         })
     };
     for (id, hashes) in [(1, 2), (2, 1), (2, 3)] {

@@ -4,6 +4,7 @@ use super::{KV_EVENT_LATENCY, Simulation, Wake, earlier, rings};
 use crate::heap::Rank;
 use homing_engine::api::{
     Export, ExportEnd, FinishReason, Finished, Input, KvChange, Output, Reject, Sampled, StepItem, Submit, Transfer,
+    Trimmed,
 };
 use homing_report::logs::{Admission, EvictionLine, seconds};
 use homing_router::action::KvUse;
@@ -23,6 +24,14 @@ impl Simulation<'_> {
             self.fail_leg(leg, FailureCause::Unreachable);
             return;
         };
+        if self.dropped_for_dead(engine_id) {
+            return;
+        }
+        let Some(leg) = self.legs.get_mut(engine_id) else {
+            return;
+        };
+        let node = &mut self.nodes[leg.node];
+        let engine = node.engine.as_mut().expect("it was up");
         leg.arrived = true;
         leg.epoch = node.epoch;
         let transfer = match leg.kv {
@@ -37,6 +46,7 @@ impl Simulation<'_> {
             prompt: leg.prompt.clone(),
             max_output_tokens: leg.max_output_tokens,
             transfer,
+            session: leg.session,
         };
         engine.handle(self.now, Input::Submit(submit));
         self.changed.insert(leg.node);
@@ -113,6 +123,7 @@ impl Simulation<'_> {
                 Output::Step(step) => {
                     let node = &mut self.nodes[index];
                     let ends = self.now + node.begin(step);
+                    node.step_ends = ends;
                     self.heap.plan(
                         ends,
                         Rank::Step,
@@ -129,6 +140,8 @@ impl Simulation<'_> {
                 // It goes on by itself; the engine counts it.
                 Output::Preempted { .. } => {}
                 Output::Finished(finished) => self.leg_finished(&finished),
+                Output::Trimmed(trimmed) => self.log_trim(index, trimmed),
+                Output::Crashed { .. } => return self.die(index),
                 Output::Kv(event) => {
                     self.log_eviction(index, &event.change);
                     changes.push(event.change);
@@ -158,6 +171,7 @@ impl Simulation<'_> {
         self.nodes[index].exports.insert(export.id);
         if let Some(leg) = self.legs.get_mut(export.id) {
             leg.exported = true;
+            self.start_transfer_clock(export.id);
         }
     }
 
@@ -226,12 +240,26 @@ impl Simulation<'_> {
         let KvChange::Removed { hashes, .. } = change else {
             return;
         };
+        if self.nodes[index].has_slots() {
+            // What had no slot is dropped, not evicted; trims are logged as such.
+            return;
+        }
         self.logs.add(|| EvictionLine {
             t: seconds(self.now),
             worker: self.names[index].clone(),
             request: None,
             blocks: u32::try_from(hashes.len()).expect("no more blocks than the pool has"),
             tokens: hashes.len() as u64 * u64::from(self.trace.block_size),
+        });
+    }
+
+    fn log_trim(&mut self, index: usize, trimmed: Trimmed) {
+        self.logs.add(|| EvictionLine {
+            t: seconds(self.now),
+            worker: self.names[index].clone(),
+            request: None,
+            blocks: trimmed.blocks,
+            tokens: u64::from(trimmed.blocks) * u64::from(self.trace.block_size),
         });
     }
 }

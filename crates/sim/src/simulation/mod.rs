@@ -9,11 +9,13 @@ mod engines;
 mod faults;
 mod finish;
 mod routing;
+mod stack;
 mod transfers;
 
 use crate::checkers::{Checkers, MAX_EVENTS_AN_INSTANT};
 use crate::client::Client;
 use crate::config::{SimConfig, SimError, SimOutcome};
+use crate::fault::Fault;
 use crate::heap::{Heap, Rank};
 use crate::legs::Legs;
 use crate::logs::Logs;
@@ -25,6 +27,7 @@ use homing_router::recording::Recorder;
 use homing_router::{Router, RouterConfig};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
 use homing_workload::{Replay, ReplayConfig, Trace};
+use stack::DeadPeers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use transfers::Pull;
 
@@ -60,6 +63,10 @@ enum Wake {
     Probe,
     /// Something goes wrong (its index).
     Fault(usize),
+    /// KV that was ready should have been fetched by now (the export's id).
+    TransferTimeout(RequestId),
+    /// A process that died is started again.
+    Restart(WorkerId),
 }
 
 /// A simulation under way.
@@ -81,6 +88,9 @@ pub(crate) struct Simulation<'a> {
     changed: BTreeSet<usize>,
     /// What the router is to be told at this instant.
     news: VecDeque<Event>,
+    /// What it is to be told before that: answers to questions that it asks before a turn.
+    news_first: VecDeque<Event>,
+    dead_peers: DeadPeers,
     clients: BTreeMap<RequestId, Client>,
     /// Clients without a plan.
     unplanned: BTreeSet<RequestId>,
@@ -158,6 +168,8 @@ impl<'a> Simulation<'a> {
             nodes,
             changed: BTreeSet::new(),
             news: VecDeque::new(),
+            news_first: VecDeque::new(),
+            dead_peers: DeadPeers::default(),
             clients: BTreeMap::new(),
             unplanned: BTreeSet::new(),
             homes: BTreeMap::new(),
@@ -235,6 +247,8 @@ impl<'a> Simulation<'a> {
             Wake::RouterTimer => self.router_timer(),
             Wake::Probe => self.probe(),
             Wake::Fault(index) => self.fault(self.config.faults[index].1),
+            Wake::TransferTimeout(export) => self.transfer_timeout(export),
+            Wake::Restart(worker) => self.fault(Fault::WorkerRestart(worker)),
         }
     }
 

@@ -15,10 +15,13 @@ impl Simulation<'_> {
             Event::Turn(turn) => Some(turn.request),
             _ => None,
         };
-        if let Some(recorder) = &mut self.recorder {
-            recorder.event(self.now, &event);
+        if turn.is_some() && self.router.habits().probes {
+            self.ask_decoders();
         }
-        self.router.handle(self.now, event);
+        while let Some(answer) = self.news_first.pop_front() {
+            self.hand_in(answer);
+        }
+        self.hand_in(event);
         while let Some(action) = self.router.poll_action() {
             if let Some(recorder) = &mut self.recorder {
                 recorder.action(&action);
@@ -28,6 +31,13 @@ impl Simulation<'_> {
         if let Some(request) = turn.filter(|request| self.unplanned.contains(request)) {
             self.log_admission(request, None, Admission::Queued, "no place that admits it");
         }
+    }
+
+    fn hand_in(&mut self, event: Event) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.event(self.now, &event);
+        }
+        self.router.handle(self.now, event);
     }
 
     pub(super) fn router_timer(&mut self) {
@@ -53,6 +63,7 @@ impl Simulation<'_> {
         if let Some(client) = self.clients.get_mut(&request) {
             client.decided(decision);
         }
+        self.pay_for_question(decision);
         self.unplanned.remove(&request);
         self.logs.add(|| decision_line(self.now, decision, &self.names));
         self.log_admission(request, Some(decision.decode), Admission::Admitted, &decision.reason);
@@ -86,9 +97,13 @@ impl Simulation<'_> {
         let engine_id = self
             .legs
             .begin(dispatch, node.epoch, client.prompt.clone(), max_output_tokens);
+        let keeps = client.kept_session;
+        if let Some(leg) = self.legs.get_mut(engine_id).filter(|leg| leg.id.leg == Leg::Decode) {
+            leg.session = keeps;
+        }
         let front_end = self.config.cluster.step_model.front_end();
-        self.heap
-            .plan(self.now + front_end, Rank::Arrival, Wake::Arrival(engine_id));
+        let passes = (self.now + front_end).max(self.answers_at(dispatch.worker.0 as usize));
+        self.heap.plan(passes, Rank::Arrival, Wake::Arrival(engine_id));
     }
 
     fn cancel(&mut self, leg: LegId) {
@@ -103,7 +118,7 @@ impl Simulation<'_> {
     }
 
     /// Closes a leg's connection: the engine forgets it, and lets go of what it holds for a puller.
-    fn give_up(&mut self, engine_id: RequestId) {
+    pub(super) fn give_up(&mut self, engine_id: RequestId) {
         let Some(leg) = self.legs.remove(engine_id) else { return };
         let node = &mut self.nodes[leg.node];
         if let Some(engine) = node.engine.as_mut().filter(|_| leg.arrived && leg.epoch == node.epoch) {
@@ -153,6 +168,7 @@ impl Simulation<'_> {
     /// One worker answers its probes, or does not.
     pub(super) fn probe_worker(&mut self, index: usize, sample: bool) {
         let node = &mut self.nodes[index];
+        node.owed += self.config.cluster.stack.poll;
         let load = node.load();
         let snapshot = node.engine.as_ref().map(|engine| engine.snapshot());
         if let Some(load) = snapshot.filter(|_| sample && node.sampled != snapshot) {
