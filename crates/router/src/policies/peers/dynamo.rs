@@ -228,10 +228,10 @@ impl Policy for Dynamo {
         }
         let decodes = self.rank_decode(turn, &pools.decode);
         let prefills = self.rank_prefill(turn, &pools.prefill, prefill_denied, |worker| self.request_cost(worker));
-        if let (Some(decode), Some(prefill)) = (decodes.first(), prefills.first()) {
-            if let Some(reason) = self.bypasses(turn, decode.worker, prefill.worker) {
-                return alone(turn, &decodes, reason);
-            }
+        if let (Some(decode), Some(prefill)) = (decodes.first(), prefills.first())
+            && let Some(reason) = self.bypasses(turn, decode.worker, prefill.worker)
+        {
+            return alone(turn, &decodes, reason);
         }
         seeded(turn, &prefills, &decodes, "least prefill blocks, least decode blocks")
     }
@@ -504,7 +504,7 @@ mod tests {
         check_pd(
             "conditional=load:queue=off",
             load(32_769),
-            (Path::Seed, Some(1), 3, 2_298.0625),
+            (Path::Seed, Some(1), 3, 2_298.062_5),
         );
     }
 

@@ -10,14 +10,20 @@
 
 mod dynamo;
 mod pools;
+mod sglang;
 
 use super::spec::Parameters;
 use super::{Make, PolicyError};
 
 /// The peers by name.
-pub(super) const POLICIES: [(&str, Make); 1] = [("peer-dynamo", |parameters| {
-    Ok(Box::new(dynamo::Dynamo::new(dynamo::DynamoConfig::parse(parameters)?)))
-})];
+pub(super) const POLICIES: [(&str, Make); 2] = [
+    ("peer-dynamo", |parameters| {
+        Ok(Box::new(dynamo::Dynamo::new(dynamo::DynamoConfig::parse(parameters)?)))
+    }),
+    ("peer-sglang", |parameters| {
+        Ok(Box::new(sglang::Sglang::new(sglang::SglangConfig::parse(parameters)?)))
+    }),
+];
 
 /// A number from 0 to 1.
 fn share(parameters: &mut Parameters<'_>, policy: &str, key: &'static str, default: f64) -> Result<f64, PolicyError> {

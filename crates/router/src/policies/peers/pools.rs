@@ -103,7 +103,7 @@ pub(super) fn ranked<'b>(
     let mut keyed: Vec<_> = (pool.iter())
         .map(|worker| (denied(worker), cost(worker), lot(turn.request, worker.id, 0), *worker))
         .collect();
-    keyed.sort_by(|left, right| order(left, right));
+    keyed.sort_by(order);
     let candidate = |(denied, Cost { cost, .. }, _, worker)| Ranked { worker, cost, denied };
     keyed.into_iter().map(candidate).collect()
 }
