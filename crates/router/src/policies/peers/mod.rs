@@ -9,6 +9,7 @@
 //! - Who failed a request before is not tried again for it, and who cannot be reached is passed over.
 
 mod dynamo;
+mod llmd;
 mod pools;
 mod sglang;
 
@@ -16,12 +17,15 @@ use super::spec::Parameters;
 use super::{Make, PolicyError};
 
 /// The peers by name.
-pub(super) const POLICIES: [(&str, Make); 2] = [
+pub(super) const POLICIES: [(&str, Make); 3] = [
     ("peer-dynamo", |parameters| {
         Ok(Box::new(dynamo::Dynamo::new(dynamo::DynamoConfig::parse(parameters)?)))
     }),
     ("peer-sglang", |parameters| {
         Ok(Box::new(sglang::Sglang::new(sglang::SglangConfig::parse(parameters)?)))
+    }),
+    ("peer-llmd", |parameters| {
+        Ok(Box::new(llmd::Llmd::new(llmd::LlmdConfig::parse(parameters)?)))
     }),
 ];
 
