@@ -12,12 +12,13 @@ mod dynamo;
 mod llmd;
 mod pools;
 mod sglang;
+mod vllm_hash;
 
 use super::spec::Parameters;
 use super::{Make, PolicyError};
 
 /// The peers by name.
-pub(super) const POLICIES: [(&str, Make); 3] = [
+pub(super) const POLICIES: [(&str, Make); 4] = [
     ("peer-dynamo", |parameters| {
         Ok(Box::new(dynamo::Dynamo::new(dynamo::DynamoConfig::parse(parameters)?)))
     }),
@@ -26,6 +27,11 @@ pub(super) const POLICIES: [(&str, Make); 3] = [
     }),
     ("peer-llmd", |parameters| {
         Ok(Box::new(llmd::Llmd::new(llmd::LlmdConfig::parse(parameters)?)))
+    }),
+    ("peer-vllm-hash", |parameters| {
+        Ok(Box::new(vllm_hash::VllmHash::new(vllm_hash::VllmHashConfig::parse(
+            parameters,
+        )?)))
     }),
 ];
 
