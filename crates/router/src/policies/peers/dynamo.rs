@@ -371,6 +371,14 @@ mod tests {
         // credit_decay=1: half a request's blocks behind the others, 1 / (1 + 50 / 100) = 2 / 3 of the credit:
         // 150 - 66.67 + 100 = 183.33.
         check_costs("credit_decay=1", backlog, [550.0 / 3.0, 200.0, 200.0]);
+        // Only what is above the least of all counts: 400 of its 800 tokens, 25 blocks, 1 / 1.25 = 0.8 of the credit:
+        // 150 - 80 + 100 = 170. The others: (400 + 1,600) / 16 + 100 = 225.
+        let all = |board: &mut Board| {
+            backlog(board);
+            board.workers[1].account.append_tokens = 400;
+            board.workers[2].account.append_tokens = 400;
+        };
+        check_costs("credit_decay=1", all, [170.0, 225.0, 225.0]);
     }
 
     #[test]

@@ -385,6 +385,9 @@ mod tests {
         // mean = (20 + 20) / 4 = 10: 20 > 2 * 10 does not hold.
         check("abs=10:rel=2", loaded([4, 0, 0, 20]), 0);
         check("abs=10:rel=2", loaded([20, 0, 0, 20]), 3);
+        // One margin at its bound, the other passed: 20 > 15 but 20 > 20 does not hold; 20 > 10 but 20 > 20 does not hold.
+        check("abs=5:rel=2", loaded([20, 0, 0, 20]), 3);
+        check("abs=10:rel=1", loaded([20, 0, 0, 20]), 3);
         // A spill passes over those that spill themselves: worker 0 waits least, and 50 > 25 + 10 and 50 > 1.1 * 25. The next
         // shortest wait is worker 1's.
         let hot = |board: &mut Board| {
@@ -412,6 +415,8 @@ mod tests {
         check("index=events", behind, 3);
         check("index=events:overlap_decay=0.2", behind, 3);
         check("index=events:overlap_decay=0.3", behind, 1);
+        // Worker 1's own backlog of 2,000 is the floor and devalues nothing: 1,000 / 1.1125 = 898.9 < 900.
+        check("index=events:overlap_decay=0.225", behind, 1);
         // The tree's longest matches count alike, so that the one with the smaller backlog is left.
         let alike = |board: &mut Board| {
             behind(board);

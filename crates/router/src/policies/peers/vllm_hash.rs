@@ -322,6 +322,19 @@ mod tests {
             "only to the new one"
         );
         assert_eq!(moved.len(), counts[7], "and all of its are such");
+        // One that sees the fleet grow and shrink does as one that never saw it otherwise.
+        let mut lasting = policy("");
+        for (workers, expected) in [(7, &seven), (8, &eight), (7, &seven)] {
+            let mut fleet = board([Role::Both; 8]);
+            fleet.workers.truncate(workers);
+            let mut went = (0..100).map(|session| {
+                (
+                    session,
+                    lasting.choose(&fleet, &of_session(session)).plan.unwrap().decode.0,
+                )
+            });
+            assert!(went.all(|(session, worker)| expected[&session] == worker));
+        }
     }
 
     #[test]
