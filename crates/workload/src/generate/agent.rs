@@ -10,16 +10,13 @@
 //! 16,384 tokens. Figures that no source gives (quantiles below the median, the shape of sub-agents) are read off a
 //! sample of the same sessions.
 
-use super::GeneratorError;
 use super::history::{Boilerplate, History, Ids};
 use super::parameters::Parameters;
+use super::{GeneratorError, SESSIONS_MAX};
 use crate::content::Scope;
 use crate::draw::{Distribution, unit};
 use crate::trace::{Session, Turn};
 use homing_units::{Duration, Rng, rng_for};
-
-/// A thousand sessions hold two gigabytes of content ids.
-const SESSIONS_MAX: u32 = 1000;
 
 /// Root turns of the longest session.
 const TURNS_MAX: f64 = 2000.0;

@@ -4,8 +4,11 @@
 //! A new generator is a file beside these and an arm in [`generate`].
 
 mod agent;
+mod e2;
+mod elastic850;
 mod history;
 mod parameters;
+mod pool;
 mod swe52;
 
 use crate::trace::Trace;
@@ -15,13 +18,16 @@ use parameters::{Parameters, suggestion};
 const PREFIX: &str = "gen:";
 
 /// The generators there are.
-const NAMES: [&str; 2] = ["agent", "swe52"];
+const NAMES: [&str; 4] = ["agent", "e2", "elastic850", "swe52"];
+
+/// Sessions of a generated trace: enough for millions of requests, few enough for memory.
+const SESSIONS_MAX: u32 = 100_000;
 
 /// Why a generator's name means nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeneratorError {
     /// There is no such generator.
-    #[error("unknown generator `{name}`, expected `gen:agent` or `gen:swe52`{hint}")]
+    #[error("unknown generator `{name}`, expected `gen:agent`, `gen:e2`, `gen:elastic850` or `gen:swe52`{hint}")]
     UnknownGenerator {
         /// The name.
         name: String,
@@ -90,6 +96,8 @@ pub fn generate(name: &str, seed: u64) -> Result<Trace, GeneratorError> {
     let seed = parameters.seed(seed)?;
     let (block_size, sessions) = match generator {
         "agent" => agent::sessions(&agent::Config::take(&mut parameters)?, seed),
+        "e2" => e2::sessions(&e2::Config::take(&mut parameters)?, seed),
+        "elastic850" => elastic850::sessions(&elastic850::Config::take(&mut parameters)?, seed),
         "swe52" => swe52::sessions(&swe52::Config::take(&mut parameters)?, seed),
         _ => return Err(unknown()),
     };
@@ -98,6 +106,26 @@ pub fn generate(name: &str, seed: u64) -> Result<Trace, GeneratorError> {
         block_size,
         sessions,
     })
+}
+
+/// What `of` is for `count` where it was given for `base`.
+fn proportional(of: u32, count: u32, base: u32) -> u32 {
+    (f64::from(of) * f64::from(count) / f64::from(base)).round() as u32
+}
+
+/// Whole parts of `total` in proportion to `weights`; each gets at least 1 where there is enough.
+fn apportioned(weights: &[f64], total: u32) -> Vec<u32> {
+    let least = u32::from(total as usize >= weights.len());
+    let rest = f64::from(total) - f64::from(least) * weights.len() as f64;
+    let all: f64 = weights.iter().sum();
+    let (mut sum, mut given) = (0.0, 0);
+    let parts = weights.iter().map(|weight| {
+        // Rounding the running sum, and not each part, keeps the total.
+        sum += weight / all * rest;
+        let until = sum.round() as u32;
+        least + until - std::mem::replace(&mut given, until)
+    });
+    parts.collect()
 }
 
 #[cfg(test)]
@@ -116,9 +144,13 @@ mod tests {
     fn a_bad_name_is_refused_with_what_was_expected() {
         check_error(
             "gen:agnet",
-            "unknown generator `gen:agnet`, expected `gen:agent` or `gen:swe52`\nhint: did you mean `gen:agent`?",
+            "unknown generator `gen:agnet`, expected `gen:agent`, `gen:e2`, `gen:elastic850` or `gen:swe52`\n\
+             hint: did you mean `gen:agent`?",
         );
-        check_error("gen:", "unknown generator `gen:`, expected `gen:agent` or `gen:swe52`");
+        check_error(
+            "gen:",
+            "unknown generator `gen:`, expected `gen:agent`, `gen:e2`, `gen:elastic850` or `gen:swe52`",
+        );
         check_error(
             "gen:agent:sesions=3",
             "unknown parameter `sesions` of `gen:agent`, expected one of `seed`, `sessions`, `turns`, `versions`, `context`, \
@@ -130,11 +162,11 @@ mod tests {
         );
         check_error(
             "gen:agent:sessions=0",
-            "parameter `sessions` is `0`, expected a number from 1 to 1000",
+            "parameter `sessions` is `0`, expected a number from 1 to 100000",
         );
         check_error(
             "gen:agent:sessions=many",
-            "parameter `sessions` is `many`, expected a number from 1 to 1000",
+            "parameter `sessions` is `many`, expected a number from 1 to 100000",
         );
         check_error(
             "gen:agent:rewrites=2",
@@ -149,7 +181,12 @@ mod tests {
 
     #[test]
     fn a_name_and_a_seed_make_one_trace() {
-        for name in ["gen:agent:sessions=3:turns=5", "gen:swe52:sessions=3"] {
+        for name in [
+            "gen:agent:sessions=3:turns=5",
+            "gen:e2:sessions=3",
+            "gen:elastic850:sessions=3",
+            "gen:swe52:sessions=3",
+        ] {
             let trace = |suffix: &str, seed: u64| {
                 generate(&format!("{name}{suffix}"), seed)
                     .expect("a good name")

@@ -102,13 +102,13 @@ impl Parameters {
     }
 }
 
-/// A line that asks whether the nearest of `names` was meant; empty where none is near.
+/// A line that asks whether the nearest of `names` was meant; empty where none is near, or nothing of it was written.
 pub(super) fn suggestion(name: &str, names: &[&str], prefix: &str) -> String {
     const NEAR: usize = 2;
     names
         .iter()
         .map(|candidate| (distance(name, candidate), candidate))
-        .filter(|&(distance, _)| distance <= NEAR)
+        .filter(|&(distance, candidate)| distance <= NEAR && distance < candidate.len())
         .min()
         .map(|(_, candidate)| format!("\nhint: did you mean `{prefix}{candidate}`?"))
         .unwrap_or_default()

@@ -45,11 +45,11 @@ const TASK_MEAN: f64 = 1733.0;
 const SHORTEST: f64 = 1000.0;
 
 /// Tokens of an answer; the agent asks for no more than `OUTPUT_MAX`.
-const OUTPUT: Distribution = Distribution::LogNormal {
+pub(super) const OUTPUT: Distribution = Distribution::LogNormal {
     median: 42.0,
     sigma: 1.4,
 };
-const OUTPUT_MAX: f64 = 4096.0;
+pub(super) const OUTPUT_MAX: f64 = 4096.0;
 
 /// Tokens that the tools add after an answer: 264 on average, which with the answers makes the growth that the peaks need.
 const OBSERVATION: Distribution = Distribution::LogNormal {
@@ -58,7 +58,7 @@ const OBSERVATION: Distribution = Distribution::LogNormal {
 };
 
 /// Seconds between turns.
-const GAP: Distribution = Distribution::Quantiles(&[
+pub(super) const GAP: Distribution = Distribution::Quantiles(&[
     (0.0, 0.9),
     (0.1, 1.6),
     (0.5, 2.5),
@@ -77,7 +77,7 @@ pub(super) struct Config {
 impl Config {
     pub(super) fn take(parameters: &mut Parameters) -> Result<Self, GeneratorError> {
         let config = Self {
-            sessions: parameters.number("sessions", SESSIONS, 1..=1000)?,
+            sessions: parameters.number("sessions", SESSIONS, 1..=super::SESSIONS_MAX)?,
         };
         parameters.finish()?;
         Ok(config)
