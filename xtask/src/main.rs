@@ -2,6 +2,7 @@
 
 mod ci;
 mod determinism;
+mod reproduce;
 mod shell;
 mod tidy;
 mod traces;
@@ -29,6 +30,8 @@ enum Chore {
         /// The folder that holds them.
         folder: PathBuf,
     },
+    /// Writes `docs/reproduction.md` from fresh simulations: minutes on two cores.
+    Reproduce(reproduce::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -37,5 +40,6 @@ fn main() -> anyhow::Result<()> {
         Chore::Tidy => tidy::run(),
         Chore::Determinism => determinism::run(),
         Chore::Traces { folder } => traces::run(&folder),
+        Chore::Reproduce(args) => reproduce::run(&args),
     }
 }

@@ -65,6 +65,11 @@ pub fn succeeds(program: &str, arguments: &[&str]) -> bool {
 /// The release build of `homing`, built if it must be.
 pub fn release_binary() -> Result<String> {
     run("cargo", &["build", "--release", "--package", "homing"])?;
+    Ok(release_path("homing"))
+}
+
+/// Where the release build of a binary lies.
+pub fn release_path(binary: &str) -> String {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    Ok(target.join("release").join("homing").display().to_string())
+    target.join("release").join(binary).display().to_string()
 }
