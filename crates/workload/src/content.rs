@@ -173,7 +173,7 @@ mod tests {
             agent: 0,
             prompt_tokens: content.len() as u32 * 8 + rest,
             output_tokens: 1,
-            content: content.clone(),
+            content: content.clone().into(),
             after: Vec::new(),
             gap: Duration::ZERO,
         };

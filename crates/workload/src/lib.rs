@@ -7,11 +7,13 @@ pub mod content;
 mod draw;
 pub mod formats;
 pub mod generate;
+mod ids;
 pub mod replay;
 pub mod trace;
 
 pub use content::{answer_block, prompt_of, shrunk, tokens_of, words_of};
 pub use formats::{TraceError, TraceProblem, read_trace};
 pub use generate::{GeneratorError, generate, is_generator};
+pub use ids::ContentIds;
 pub use replay::{LeftOut, Replay, ReplayConfig, ReplayError, Start};
 pub use trace::{Session, Trace, Turn, TurnRef};

@@ -3,6 +3,7 @@
 //! One form for all sources, so that the simulator, the live replay and the generators agree on what a turn is. It does
 //! not say how turns are issued (`replay`) nor what their tokens are (`content`).
 
+use crate::ids::ContentIds;
 use homing_units::Duration;
 
 /// A workload.
@@ -39,7 +40,7 @@ pub struct Turn {
     pub output_tokens: u32,
     /// What the prompt's whole blocks contain: equal ids are equal content. Ids that two sessions share name the same
     /// content in both.
-    pub content: Vec<u64>,
+    pub content: ContentIds,
     /// Indices of the turns of this session that must have ended before this one is sent. Empty: it starts the session.
     pub after: Vec<u32>,
     /// How long after the last of them ended (for a first turn: after the session's start).

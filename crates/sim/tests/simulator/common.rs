@@ -31,7 +31,7 @@ pub fn agents(seed: u64, sessions: u32, turns: u32) -> Trace {
                 agent: 0,
                 prompt_tokens: u32::try_from(content.len()).expect("small") * BLOCK + draw(rng, 0, 16) as u32,
                 output_tokens: draw(rng, 1, 40) as u32,
-                content: content.clone(),
+                content: content.clone().into(),
                 after: turn.checked_sub(1).into_iter().collect(),
                 gap: Duration::from_millis(draw(rng, 0, 4000)),
             });

@@ -17,6 +17,7 @@
 use super::fields::Object;
 use super::{LineReader, TraceProblem};
 use crate::content::{Scope, local_id};
+use crate::ids::share;
 use crate::trace::{Session, Turn};
 use homing_units::Duration;
 use std::collections::BTreeMap;
@@ -59,6 +60,7 @@ impl LineReader for Reader {
         if builder.turns.is_empty() {
             return Err(line.wrong("requests", "sub-agents without requests", "at least one request"));
         }
+        share(&mut builder.turns);
         sessions.push(Session {
             id,
             start: None,
@@ -214,7 +216,7 @@ impl Builder {
             prompt_tokens,
             // A request samples at least one token, whatever was recorded.
             output_tokens: output_tokens.max(1),
-            content: self.content(agent, entry, prompt_tokens)?,
+            content: self.content(agent, entry, prompt_tokens)?.into(),
             after: before.after.clone(),
             gap: Duration::try_from_secs_f64(gap).map_err(|_| entry.wrong("t", &gap.to_string(), TIME))?,
         });

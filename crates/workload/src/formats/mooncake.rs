@@ -56,7 +56,7 @@ fn turn(line: &Object<'_>) -> Result<Turn, TraceProblem> {
         agent: 0,
         prompt_tokens,
         output_tokens,
-        content,
+        content: content.into(),
         after: Vec::new(),
         gap: Duration::ZERO,
     })
@@ -87,7 +87,7 @@ mod tests {
             "no output counts as one token"
         );
         assert_eq!(
-            turn.content,
+            turn.content[..],
             [0, 1],
             "the partial block has no id, and ids are shared by all rows"
         );

@@ -15,6 +15,7 @@ use super::parameters::Parameters;
 use super::{GeneratorError, SESSIONS_MAX};
 use crate::content::Scope;
 use crate::draw::{Distribution, unit};
+use crate::ids::share;
 use crate::trace::{Session, Turn};
 use homing_units::{Duration, Rng, rng_for};
 
@@ -160,6 +161,7 @@ pub(super) fn sessions(config: &Config, seed: u64) -> (u32, Vec<Session>) {
         .map(|(index, (turns, first))| {
             let mut builder = Builder::new(config, index as u32, rng_for(seed, &format!("gen:agent:{index}")));
             builder.root(turns.round().clamp(1.0, TURNS_MAX) as u32, first.round() as u32);
+            share(&mut builder.turns);
             Session {
                 id: format!("agent-{index:04}"),
                 start: None,
@@ -286,7 +288,7 @@ impl<'a> Builder<'a> {
             agent,
             prompt_tokens: history.tokens,
             output_tokens: OUTPUT.draw(&mut self.rng).round().clamp(1.0, OUTPUT_MAX) as u32,
-            content: history.content.clone(),
+            content: history.content.clone().into(),
             after,
             gap: Duration::from_secs_f64(gap_s),
         });

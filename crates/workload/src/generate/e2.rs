@@ -23,6 +23,7 @@ use super::swe52::{GAP, OUTPUT, OUTPUT_MAX};
 use super::{SESSIONS_MAX, apportioned, proportional};
 use crate::content::Scope;
 use crate::draw::{Distribution, shuffle, unit};
+use crate::ids::share;
 use crate::trace::{Session, Turn};
 use homing_units::{Duration, rng_for};
 
@@ -133,11 +134,12 @@ fn turns_of(session: u32, count: u32, first: f64, draws: &mut Draws) -> Vec<Turn
             agent: 0,
             prompt_tokens: history.tokens,
             output_tokens: draws.outputs.next().round().clamp(1.0, OUTPUT_MAX) as u32,
-            content: history.content.clone(),
+            content: history.content.clone().into(),
             after: turn.checked_sub(1).into_iter().collect(),
             gap: if turn == 0 { Duration::ZERO } else { gap },
         });
     }
+    share(&mut turns);
     turns
 }
 

@@ -29,6 +29,7 @@ use super::swe52::GAP;
 use super::{apportioned, proportional};
 use crate::content::Scope;
 use crate::draw::{Distribution, shuffle, unit};
+use crate::ids::share;
 use crate::trace::{Session, Turn};
 use homing_units::{Duration, Rng, rng_for};
 
@@ -213,6 +214,7 @@ impl Plan {
             let gap = Duration::from_secs_f64(gaps.next());
             turns.push(turn(&history, before as u32 + 1, gap, outputs));
         }
+        share(&mut turns);
         turns
     }
 
@@ -243,7 +245,7 @@ fn turn(history: &History, index: u32, gap: Duration, outputs: &mut Pool) -> Tur
         agent: 0,
         prompt_tokens: history.tokens,
         output_tokens: outputs.next().round().clamp(1.0, OUTPUT_MAX) as u32,
-        content: history.content.clone(),
+        content: history.content.clone().into(),
         after: index.checked_sub(1).into_iter().collect(),
         gap,
     }

@@ -180,6 +180,28 @@ mod tests {
     }
 
     #[test]
+    fn memory_grows_with_the_tokens_of_the_last_prompts() {
+        for name in ["gen:agent:sessions=20", "gen:swe52:sessions=20", "gen:e2"] {
+            let trace = generate(name, 1).expect("a good name");
+            let turns = trace.sessions.iter().flat_map(|session| &session.turns);
+            let listed: usize = turns.clone().map(|turn| turn.content.len()).sum();
+            let mut held = 0;
+            for session in &trace.sessions {
+                let lists = session.turns.iter().enumerate().filter(|(index, turn)| {
+                    let later = &session.turns[index + 1..];
+                    !later.iter().any(|other| turn.content.shares_memory(&other.content))
+                });
+                held += lists.map(|(_, turn)| turn.content.held()).sum::<usize>();
+            }
+            let a_turn = held * 8 / trace.turn_count();
+            assert!(
+                a_turn < 4096,
+                "{name} holds {a_turn} bytes of ids a turn, {held} of {listed} ids"
+            );
+        }
+    }
+
+    #[test]
     fn a_name_and_a_seed_make_one_trace() {
         for name in [
             "gen:agent:sessions=3:turns=5",

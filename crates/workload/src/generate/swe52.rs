@@ -17,6 +17,7 @@ use super::history::{Boilerplate, History, Ids};
 use super::parameters::Parameters;
 use crate::content::Scope;
 use crate::draw::{Distribution, shuffle};
+use crate::ids::share;
 use crate::trace::{Session, Turn};
 use homing_units::{Duration, rng_for};
 
@@ -151,11 +152,12 @@ fn session(index: u32, count: u32, draws: &mut Draws) -> Session {
             agent: 0,
             prompt_tokens: history.tokens,
             output_tokens: next(&mut draws.outputs).round().clamp(1.0, OUTPUT_MAX) as u32,
-            content: history.content.clone(),
+            content: history.content.clone().into(),
             after: turn.checked_sub(1).into_iter().collect(),
             gap: if turn == 0 { Duration::ZERO } else { gap },
         });
     }
+    share(&mut turns);
     Session {
         id: format!("swe-{index:04}"),
         start: None,

@@ -62,7 +62,7 @@ fn turns() -> impl Strategy<Value = Vec<Turn>> {
                 agent,
                 prompt_tokens,
                 output_tokens: 1,
-                content: Vec::new(),
+                content: Vec::new().into(),
                 after,
                 gap,
             });
@@ -196,7 +196,7 @@ fn turn(agent: u32, prompt_tokens: u32, after: &[u32]) -> Turn {
         agent,
         prompt_tokens,
         output_tokens: 1,
-        content,
+        content: content.into(),
         after: after.to_vec(),
         gap,
     }
