@@ -48,9 +48,17 @@ pub(crate) fn summarise(runs: &[Run]) -> BTreeMap<String, MetricSummary> {
         .collect()
 }
 
+/// Each figure of one run, by its path in it.
+pub(crate) fn figures_of(run: &Run) -> BTreeMap<String, f64> {
+    let mut figures = BTreeMap::new();
+    let run = serde_json::to_value(run).expect("a run has string keys and finite numbers");
+    collect("", &run, &mut figures);
+    figures.into_iter().map(|(name, values)| (name, values[0])).collect()
+}
+
 /// Adds the numbers below `value` under their dotted paths.
 fn collect(path: &str, value: &Value, figures: &mut BTreeMap<String, Vec<f64>>) {
-    const SKIPPED: [&str; 2] = ["seed", "errors.by_kind"];
+    const SKIPPED: [&str; 3] = ["seed", "errors.by_kind", "errors.by_worker"];
     match value {
         Value::Number(number) => {
             let number = number.as_f64().expect("every JSON number is one of 64 bits here");
