@@ -31,6 +31,9 @@ pub struct EngineConfig {
     pub import_timeout: Duration,
     /// Who holds KV between requests.
     pub kind: EngineKind,
+    /// Blocks of host memory that evicted blocks go to; 0 for none. With session slots it is not used: what they drop is
+    /// gone, as it was in the prototype.
+    pub host_blocks: u32,
 }
 
 /// Who holds KV between requests, and so what can be evicted.
@@ -43,6 +46,9 @@ pub enum EngineKind {
     /// A slot for each session, as the source papers' prototype had it: a session's KV is pinned as a whole and evicted as a
     /// whole. For the laboratory; it starves, which is why it is here.
     SessionSlot(SlotConfig),
+    /// As [`Self::Block`], but KV that has moved to another worker is not given up: the source keeps its copy as the most
+    /// recently used, as vLLM does. See [`Input::ReleaseExported`].
+    Vllm,
 }
 
 /// The rules of session slots.
@@ -55,9 +61,23 @@ pub struct SlotConfig {
     pub soft_cap: Option<u32>,
     /// Tokens set aside for the growth of each running request before others may allocate.
     pub reserve_tokens_per_running: u32,
+    /// When an idle slot is trimmed for a seed that waits.
+    pub trim: TrimRule,
     /// Whether a request whose prompt is shorter than what its session's slot holds kills the engine, as the prototype's
     /// streaming-session correction did; otherwise it is served like any other.
     pub correction_crash: bool,
+}
+
+/// When an idle slot is trimmed for a seed that waits. The papers say that the queue of seeds triggers it on finding
+/// `available_size() <= 0`, which can be read in two ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TrimRule {
+    /// When what is available, less what the first seed in the queue needs, is not above zero: it does not fit.
+    #[default]
+    NoRoom,
+    /// When no allocatable token is left at all: a seed that needs more than what is free waits beside idle slots.
+    Exhausted,
 }
 
 impl Default for SlotConfig {
@@ -66,6 +86,7 @@ impl Default for SlotConfig {
             capacity_factor: 0.95,
             soft_cap: None,
             reserve_tokens_per_running: 512,
+            trim: TrimRule::NoRoom,
             correction_crash: false,
         }
     }
@@ -84,6 +105,7 @@ impl Default for EngineConfig {
             export_lease: Duration::from_secs(30),
             import_timeout: Duration::from_secs(30),
             kind: EngineKind::Block,
+            host_blocks: 0,
         }
     }
 }
@@ -144,8 +166,16 @@ pub enum Input {
         /// Whether every block arrived and was verified.
         outcome: Result<(), ImportError>,
     },
-    /// The puller has what it wanted: release the blocks held for it. Unknown ids are ignored.
+    /// The puller has what it wanted: release the blocks held for it. What is cached of them stays, as the most recently
+    /// used. Unknown ids are ignored.
     ExportAck(RequestId),
+    /// The puller has what it wanted and is the prompt's home from now on: as [`Self::ExportAck`], but the cached blocks that
+    /// lead to nothing else are the first to go when room is needed. [`EngineKind::Vllm`] has no such call and takes it as
+    /// the plain ack.
+    ReleaseExported(RequestId),
+    /// A reload that was ordered by [`Output::Reload`] has ended: the driver writes into its blocks no longer. Comes exactly
+    /// once for each order, also when the request has ended meanwhile. For others it is ignored.
+    ReloadDone(RequestId),
     /// Time has passed (see `poll_timeout`).
     Timeout,
     /// Drop every block that no request uses, as `/reset_prefix_cache` does.
@@ -186,6 +216,9 @@ pub enum Output {
     /// blocks there is nothing to pull, since all is cached here: tell the source that it may release what it holds; no
     /// answer is needed and the request goes on at once.
     Import(Import),
+    /// Copy KV from host memory into these blocks, then answer with [`Input::ReloadDone`]. It may come while a step is
+    /// outstanding. Only with `host_blocks`.
+    Reload(Reload),
     /// The prompt's KV is ready and held for a puller. Comes just before the request's [`Output::Finished`].
     Exported(Export),
     /// The blocks held for a puller were released.
@@ -218,6 +251,21 @@ pub enum Output {
     Crashed {
         /// The request that it died of.
         id: RequestId,
+        /// The invariant.
+        reason: Crash,
+    },
+}
+
+/// The broken invariant that an engine's process dies of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Crash {
+    /// A prompt is shorter than the KV that its session's slot holds, so its part to compute has a negative length.
+    Correction {
+        /// The prompt's length.
+        fill_tokens: u32,
+        /// Tokens whose KV the slot holds.
+        prefix_tokens: u32,
     },
 }
 
@@ -266,6 +314,19 @@ pub struct Import {
     pub blocks: Vec<BlockId>,
     /// When the engine gives up.
     pub deadline: Instant,
+}
+
+/// An order to copy KV from host memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reload {
+    /// The request it is for.
+    pub id: RequestId,
+    /// Index, in the request's tokens, of the first block to copy.
+    pub first_block: u32,
+    /// Where to put them, one for each block from `first_block` on, all of them whole.
+    pub blocks: Vec<BlockId>,
+    /// The names of what is copied, in the same order. The host keeps them until the driver's answer.
+    pub hashes: Vec<BlockHash>,
 }
 
 /// KV held for a puller.
@@ -333,7 +394,7 @@ pub enum FinishReason {
     ImportFailed(ImportError),
 }
 
-/// Where a request's prompt tokens came from: cached, imported, and the rest computed. What a preemption makes the engine
+/// Where a request's prompt tokens came from: cached, copied from host memory, imported, and the rest computed. What a preemption makes the engine
 /// compute again, or find again, is not counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
@@ -341,6 +402,8 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Found in this worker's cache when the request was scheduled.
     pub local_cached_tokens: u32,
+    /// Copied from this worker's host memory.
+    pub host_cached_tokens: u32,
     /// Pulled from another worker.
     pub imported_tokens: u32,
     /// Tokens sampled.
@@ -365,9 +428,9 @@ pub struct KvEvent {
 pub enum KvChange {
     /// These blocks are cached now, each the parent of the next.
     Stored {
-        /// The request that computed or pulled them.
+        /// The request that computed, pulled or reloaded them; in the host tier, the one that they made room for.
         request: RequestId,
-        /// Index of the first of them in that request's tokens.
+        /// Index of the first of them in their prompt; in the accelerator's tier, that request's tokens.
         first_block: u32,
         /// The block before the first, if any.
         parent: Option<BlockHash>,
@@ -427,8 +490,24 @@ pub struct Snapshot {
     pub output_tokens: u64,
     /// Sessions that have a slot.
     pub slots: u32,
+    /// Those of them without a request in the engine.
+    pub slots_idle: u32,
+    /// Tokens that slots hold; those of a block that two slots share count twice.
+    pub slot_tokens: u64,
+    /// Slots that were trimmed, since the start.
+    pub trims: u64,
+    /// Tokens that trimming made room for, since the start, in whole blocks.
+    pub trimmed_tokens: u64,
     /// Requests that lost their blocks and wait to run again.
     pub retracted: u32,
     /// Requests that wait for room before their KV is pulled.
     pub offered: u32,
+    /// Requests that wait for KV from host memory.
+    pub reloading: u32,
+    /// Blocks of host memory.
+    pub host_blocks_total: u32,
+    /// Those of them that hold KV.
+    pub host_blocks_used: u32,
+    /// Prompt tokens copied from host memory, since the start.
+    pub host_hit_tokens: u64,
 }

@@ -1,17 +1,19 @@
-//! The paged pool and the log of what changed in it: nothing enters or leaves the cache without a KV event.
+//! The paged pool, the host tier behind it, and the log of what changed in them: nothing enters or leaves the cache
+//! without a KV event.
 //!
 //! It does not know who should get blocks; the scheduler does.
 
 use crate::api::{KvChange, KvEvent, Output};
 use crate::sequence::Sequence;
-use homing_kv::{BlockHash, BlockId, BlockPool, Committed, Tier};
-use homing_units::BootEpoch;
+use homing_kv::{BlockHash, BlockId, BlockPool, Committed, Evicted, HostTier, Tier};
+use homing_units::{BootEpoch, RequestId};
 use std::collections::VecDeque;
 
 /// The pool with its event log.
 #[derive(Debug)]
 pub(crate) struct Cache {
     pool: BlockPool,
+    host: HostTier,
     epoch: BootEpoch,
     next_event: u64,
     /// Blocks evicted since the start.
@@ -21,9 +23,10 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub fn new(blocks: u32, epoch: BootEpoch) -> Self {
+    pub fn new(blocks: u32, host_blocks: u32, epoch: BootEpoch) -> Self {
         Self {
             pool: BlockPool::new(blocks),
+            host: HostTier::new(host_blocks),
             epoch,
             next_event: 0,
             evicted_blocks: 0,
@@ -35,6 +38,10 @@ impl Cache {
         &self.pool
     }
 
+    pub fn host(&self) -> &HostTier {
+        &self.host
+    }
+
     /// Blocks that can be had: free ones and cached ones that nobody uses.
     pub fn available(&self) -> u32 {
         self.pool.free() + self.pool.evictable()
@@ -44,13 +51,15 @@ impl Cache {
         self.pool.acquire_prefix(hashes)
     }
 
-    /// All of `count` blocks or none.
-    pub fn allocate(&mut self, count: u32, outputs: &mut VecDeque<Output>) -> Option<Vec<BlockId>> {
+    /// All of `count` blocks or none. What is evicted for `id` goes to the host tier.
+    pub fn allocate(&mut self, id: RequestId, count: u32, outputs: &mut VecDeque<Output>) -> Option<Vec<BlockId>> {
         let allocation = self.pool.allocate(count)?;
         if !allocation.evicted.is_empty() {
             self.evictions += 1;
             self.evicted_blocks += allocation.evicted.len() as u64;
-            self.removed(allocation.evicted, outputs);
+            let hashes: Vec<BlockHash> = allocation.evicted.iter().map(|evicted| evicted.hash).collect();
+            self.offload(id, &allocation.evicted, &hashes, outputs);
+            self.removed(Tier::Gpu, hashes, outputs);
         }
         Some(allocation.blocks)
     }
@@ -96,17 +105,37 @@ impl Cache {
         self.log(change, outputs);
     }
 
-    /// Drops what nobody uses.
+    /// Puts the cached blocks of this prompt that lead to nothing else among the first to go.
+    pub fn demote(&mut self, hashes: &[BlockHash]) {
+        self.pool.demote(hashes);
+    }
+
+    /// Keeps blocks in the host tier until they are unlocked.
+    pub fn lock_host(&mut self, hashes: &[BlockHash]) {
+        self.host.lock(hashes);
+    }
+
+    pub fn unlock_host(&mut self, hashes: &[BlockHash]) {
+        self.host.unlock(hashes);
+    }
+
+    /// Drops from the pool what nobody uses, as one change.
+    pub fn drop_unused(&mut self, outputs: &mut VecDeque<Output>) {
+        let dropped = self.pool.clear_unused();
+        self.removed(Tier::Gpu, dropped, outputs);
+    }
+
+    /// Drops what nobody uses, in both tiers.
     pub fn clear(&mut self, outputs: &mut VecDeque<Output>) {
         let dropped = self.pool.clear_unused();
-        if dropped.is_empty() {
+        let dropped_from_host = self.host.clear();
+        let nothing_dropped = dropped.is_empty() && dropped_from_host.is_empty();
+        if self.pool.cached() == 0 && self.host.is_empty() && !nothing_dropped {
+            self.log(KvChange::Cleared, outputs);
             return;
         }
-        if self.pool.cached() == 0 {
-            self.log(KvChange::Cleared, outputs);
-        } else {
-            self.removed(dropped, outputs);
-        }
+        self.removed(Tier::Gpu, dropped, outputs);
+        self.removed(Tier::Host, dropped_from_host, outputs);
     }
 
     /// Gives a private copy back for the cached block of that name.
@@ -117,9 +146,32 @@ impl Cache {
         cached
     }
 
-    fn removed(&mut self, hashes: Vec<BlockHash>, outputs: &mut VecDeque<Output>) {
-        let tier = Tier::Gpu;
-        self.log(KvChange::Removed { hashes, tier }, outputs);
+    /// Evicted blocks go to the host tier. Announced before they are gone from the pool, so that a listener knows their
+    /// parents still.
+    fn offload(&mut self, id: RequestId, evicted: &[Evicted], hashes: &[BlockHash], outputs: &mut VecDeque<Output>) {
+        let change = self.host.insert(hashes);
+        let mut stored = change.stored.iter().map(|index| evicted[*index]).rev().peekable();
+        while let Some(first) = stored.next() {
+            let mut hashes = vec![first.hash];
+            while let Some(next) = stored.next_if(|next| next.parent == hashes.last().copied()) {
+                hashes.push(next.hash);
+            }
+            let change = KvChange::Stored {
+                request: id,
+                first_block: first.index,
+                parent: first.parent,
+                hashes,
+                tier: Tier::Host,
+            };
+            self.log(change, outputs);
+        }
+        self.removed(Tier::Host, change.removed, outputs);
+    }
+
+    fn removed(&mut self, tier: Tier, hashes: Vec<BlockHash>, outputs: &mut VecDeque<Output>) {
+        if !hashes.is_empty() {
+            self.log(KvChange::Removed { hashes, tier }, outputs);
+        }
     }
 
     fn log(&mut self, change: KvChange, outputs: &mut VecDeque<Output>) {

@@ -5,7 +5,9 @@
 //!
 //! The core neither runs steps nor moves bytes, and it has no clock: time is what `handle` was last told.
 
-use crate::api::{EngineConfig, ExportEnd, FinishReason, Finished, Input, Output, Reject, Step, Submit, Transfer};
+use crate::api::{
+    EngineConfig, EngineKind, ExportEnd, FinishReason, Finished, Input, Output, Reject, Step, Submit, Transfer,
+};
 use crate::cache::Cache;
 use crate::load::{Load, Totals};
 use crate::queue::Queue;
@@ -38,12 +40,17 @@ pub struct Engine {
     pub(crate) waiting: Queue,
     /// Requests that wait for blocks to pull KV into.
     pub(crate) offered: Queue,
-    /// By arrival. Together with `importing` at most `max_running`.
+    /// By arrival. Together with `importing` and `reloading` at most `max_running`.
     pub(crate) running: BTreeMap<u64, RequestId>,
     pub(crate) importing: BTreeSet<RequestId>,
+    /// Requests that wait for KV from host memory.
+    pub(crate) reloading: BTreeSet<RequestId>,
+    /// Orders to copy from host memory that the driver has not answered, with what the host keeps for them. Bounded as
+    /// `fenced` is.
+    pub(crate) reloads: BTreeMap<RequestId, Vec<BlockHash>>,
     /// Ended requests whose KV is held for a puller. Each holds a block, so there are at most `kv_blocks`.
     pub(crate) exports: BTreeMap<RequestId, Held>,
-    /// Blocks of imports that were given up and that the driver may still write into, bounded likewise.
+    /// Blocks of imports and reloads that were given up and that the driver may still write into, bounded likewise.
     pub(crate) fenced: BTreeMap<RequestId, Vec<BlockId>>,
     /// Ends of leases and of imports.
     pub(crate) deadlines: BTreeSet<(Instant, RequestId)>,
@@ -66,7 +73,7 @@ impl Engine {
         assert!(config.max_batch_tokens > 0, "a step computes at least one token");
         assert!(config.max_running > 0, "at least one request runs");
         Self {
-            cache: Cache::new(config.kv_blocks, config.boot_epoch),
+            cache: Cache::new(config.kv_blocks, host_blocks(&config), config.boot_epoch),
             slots: Slots::new(config.kind),
             config,
             now: Instant::ZERO,
@@ -75,6 +82,8 @@ impl Engine {
             offered: Queue::default(),
             running: BTreeMap::new(),
             importing: BTreeSet::new(),
+            reloading: BTreeSet::new(),
+            reloads: BTreeMap::new(),
             exports: BTreeMap::new(),
             fenced: BTreeMap::new(),
             deadlines: BTreeSet::new(),
@@ -96,8 +105,10 @@ impl Engine {
             Input::StepDone(sampled) => self.step_done(&sampled),
             Input::ImportDone { id, outcome } => self.import_done(id, outcome),
             Input::ExportAck(id) => self.end_export(id, ExportEnd::Acked),
+            Input::ReleaseExported(id) => self.release_exported(id),
+            Input::ReloadDone(id) => self.reload_done(id),
             Input::Timeout => {}
-            Input::ClearCache => self.cache.clear(&mut self.outputs),
+            Input::ClearCache => self.clear_cache(),
         }
         self.expire();
     }
@@ -147,8 +158,8 @@ impl Engine {
         }
         let sequence = Sequence::new(submit, self.next_arrival);
         self.next_arrival += 1;
-        if self.slots.enter(&sequence) {
-            self.outputs.push_back(Output::Crashed { id });
+        if let Some(reason) = self.slots.enter(&sequence) {
+            self.outputs.push_back(Output::Crashed { id, reason });
         }
         let queue = match sequence.transfer {
             Transfer::None | Transfer::Export => &mut self.waiting,
@@ -163,7 +174,8 @@ impl Engine {
         let prompt = &submit.prompt;
         let known = self.sequences.contains_key(&submit.id)
             || self.exports.contains_key(&submit.id)
-            || self.fenced.contains_key(&submit.id);
+            || self.fenced.contains_key(&submit.id)
+            || self.reloads.contains_key(&submit.id);
         let hashed = prompt.blocks.len() == (prompt.tokens / self.config.block_size) as usize;
         let offer_fits = match submit.transfer {
             Transfer::None | Transfer::Export => true,
@@ -193,12 +205,17 @@ impl Engine {
         };
         match phase {
             Phase::Waiting | Phase::Offered | Phase::Running => self.end(id, FinishReason::Aborted),
-            Phase::Importing { .. } => self.give_up_import(id, FinishReason::Aborted),
+            Phase::Importing { .. } | Phase::Reloading { .. } => self.give_up_fetch(id, FinishReason::Aborted),
             Phase::Ended => {}
         }
     }
 
-    /// Ends a request that no import is on its way for. Its blocks go at once, or with the step that uses them.
+    fn clear_cache(&mut self) {
+        self.drop_idle_slots();
+        self.cache.clear(&mut self.outputs);
+    }
+
+    /// Ends a request that no KV is on its way for. Its blocks go at once, or with the step that uses them.
     pub(crate) fn end(&mut self, id: RequestId, reason: FinishReason) {
         self.leave_phase(id);
         let in_step = self.in_outstanding_step(id);
@@ -223,6 +240,9 @@ impl Engine {
                 self.importing.remove(&id);
                 self.deadlines.remove(&(deadline, id));
             }
+            Phase::Reloading { .. } => {
+                self.reloading.remove(&id);
+            }
             Phase::Running => {
                 self.running.remove(&sequence.arrival);
             }
@@ -244,13 +264,13 @@ impl Engine {
         self.cache.release(blocks);
         if self.slots.are_used() {
             // Slots alone hold KV between requests.
-            self.cache.clear(&mut self.outputs);
+            self.cache.drop_unused(&mut self.outputs);
         }
         self.unblock();
     }
 
     /// Something changed that may make room for those who wait.
-    fn unblock(&mut self) {
+    pub(crate) fn unblock(&mut self) {
         self.waiting.blocked = false;
         self.offered.blocked = false;
     }
@@ -267,5 +287,13 @@ impl Engine {
     fn in_outstanding_step(&self, id: RequestId) -> bool {
         let items = self.outstanding.as_ref().map(|step| &step.items);
         items.is_some_and(|items| items.iter().any(|item| item.id == id))
+    }
+}
+
+/// What a session-slot engine drops is gone.
+fn host_blocks(config: &EngineConfig) -> u32 {
+    match config.kind {
+        EngineKind::Block | EngineKind::Vllm => config.host_blocks,
+        EngineKind::SessionSlot(_) => 0,
     }
 }

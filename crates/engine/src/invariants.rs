@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::load::Load;
 use crate::queue::Queue;
 use crate::sequence::{Phase, Sequence};
-use homing_kv::BlockId;
+use homing_kv::{BlockHash, BlockId};
 use homing_units::RequestId;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +17,8 @@ impl Engine {
     /// If something does not hold, which is a bug in the engine.
     pub fn check_invariants(&self) {
         self.cache.pool().check_invariants();
+        self.cache.host().check_invariants();
+        self.check_reloads();
         self.check_references();
         self.slots.check_invariants();
         self.check_phases();
@@ -79,6 +81,11 @@ impl Engine {
             self.importing,
             "who imports is listed"
         );
+        assert_eq!(
+            of(|phase| matches!(phase, Phase::Reloading { .. })),
+            self.reloading,
+            "who reloads is listed"
+        );
         for (arrival, id) in &self.running {
             assert_eq!(*arrival, self.sequences[id].arrival, "`{id}` stands at its arrival");
         }
@@ -97,9 +104,26 @@ impl Engine {
         }
     }
 
+    /// The host keeps what is being copied, and nothing else; who waits for it is alive, or its blocks are fenced.
+    fn check_reloads(&self) {
+        let mut expected: BTreeMap<BlockHash, u32> = BTreeMap::new();
+        for hash in self.reloads.values().flatten() {
+            *expected.entry(*hash).or_default() += 1;
+        }
+        let dump = self.cache.host().dump().into_iter();
+        let locked: BTreeMap<BlockHash, u32> = dump.filter(|(_, locks)| *locks > 0).collect();
+        assert_eq!(locked, expected, "the host keeps what is being copied");
+        for id in self.reloads.keys() {
+            assert!(
+                self.reloading.contains(id) != self.fenced.contains_key(id),
+                "`{id}` waits for its reload, or its blocks are fenced"
+            );
+        }
+    }
+
     fn check_bounds(&self) {
         let config = &self.config;
-        let placed = self.running.len() + self.importing.len();
+        let placed = self.running.len() + self.importing.len() + self.reloading.len();
         assert!(placed <= config.max_running as usize, "no more run than may");
         let waiting = self.waiting.len() + self.offered.len();
         // Preempted requests come back whether there is room or not; there are no more of them than may run.
@@ -136,7 +160,7 @@ impl Engine {
         );
         assert!(sequence.computed < sequence.tokens(), "`{id}` has a token to compute");
         let usage = &sequence.usage;
-        let sources = usage.local_cached_tokens + usage.imported_tokens;
+        let sources = usage.local_cached_tokens + usage.host_cached_tokens + usage.imported_tokens;
         assert!(sources <= sequence.counted, "`{id}` counts what it found");
         assert!(
             sequence.counted <= sequence.prompt.tokens,
@@ -151,6 +175,17 @@ impl Engine {
                     "`{id}` locked whole blocks"
                 );
                 assert!(sequence.table.len() > first_block as usize, "`{id}` waits for a block");
+            }
+            Phase::Reloading {
+                first_block,
+                end_tokens,
+            } => {
+                assert_eq!(
+                    sequence.computed,
+                    first_block * block_size,
+                    "`{id}` locked whole blocks"
+                );
+                assert!(u64::from(end_tokens) <= holds, "`{id}` has blocks for its reload");
             }
             Phase::Running => {}
             Phase::Ended => assert!(
@@ -188,7 +223,7 @@ impl Engine {
         let leases = self.exports.iter().map(|(id, held)| (held.lease_ends, *id));
         let imports = self.sequences.values().filter_map(|sequence| match sequence.phase {
             Phase::Importing { deadline, .. } => Some((deadline, sequence.id)),
-            Phase::Waiting | Phase::Offered | Phase::Running | Phase::Ended => None,
+            Phase::Waiting | Phase::Offered | Phase::Reloading { .. } | Phase::Running | Phase::Ended => None,
         });
         let expected: BTreeSet<_> = leases.chain(imports).collect();
         assert_eq!(self.deadlines, expected, "every lease and import has its deadline");

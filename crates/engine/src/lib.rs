@@ -12,6 +12,7 @@ mod invariants;
 mod load;
 mod profiles;
 mod queue;
+mod reload;
 mod scheduler;
 mod sequence;
 mod slots;

@@ -38,6 +38,7 @@ pub(crate) struct Totals {
     pub preemptions: u64,
     pub cache_query_tokens: u64,
     pub cache_hit_tokens: u64,
+    pub host_hit_tokens: u64,
     pub imported_tokens: u64,
     pub computed_tokens: u64,
     pub output_tokens: u64,
@@ -67,8 +68,16 @@ impl Engine {
             computed_tokens: self.totals.computed_tokens,
             output_tokens: self.totals.output_tokens,
             slots: self.slots.len(),
+            slots_idle: self.slots.idle(),
+            slot_tokens: self.slots.tokens(),
+            trims: self.slots.trims,
+            trimmed_tokens: self.slots.trimmed_blocks * u64::from(self.config.block_size),
             retracted: self.waiting.retracted(),
             offered: self.offered.len(),
+            reloading: count(self.reloading.len()),
+            host_blocks_total: self.cache.host().capacity(),
+            host_blocks_used: self.cache.host().len(),
+            host_hit_tokens: self.totals.host_hit_tokens,
         }
     }
 }

@@ -10,8 +10,9 @@
 use crate::api::{Output, Step, StepItem, Transfer};
 use crate::engine::Engine;
 use crate::sequence::Phase;
-use homing_kv::BlockId;
+use homing_kv::{BlockHash, BlockId};
 use homing_units::RequestId;
+use std::borrow::Cow;
 
 /// A step in the making.
 struct Plan {
@@ -39,9 +40,27 @@ impl Engine {
     pub(crate) fn plan(&mut self) {
         self.trim_for_those_who_wait();
         self.start_imports();
+        self.start_reloads();
         if self.outstanding.is_some() {
             return;
         }
+        let mut items = self.plan_step();
+        while items.is_empty() && self.trim_for_those_who_are_stuck() {
+            items = self.plan_step();
+        }
+        if items.is_empty() {
+            return;
+        }
+        let step = Step {
+            number: self.next_step,
+            items,
+        };
+        self.next_step += 1;
+        self.outputs.push_back(Output::Step(step.clone()));
+        self.outstanding = Some(step);
+    }
+
+    fn plan_step(&mut self) -> Vec<StepItem> {
         let mut plan = Plan {
             items: Vec::new(),
             budget: self.config.max_batch_tokens,
@@ -49,27 +68,18 @@ impl Engine {
         self.plan_running(&mut plan, true);
         self.plan_running(&mut plan, false);
         self.plan_waiting(&mut plan);
-        if plan.items.is_empty() {
-            return;
-        }
-        let step = Step {
-            number: self.next_step,
-            items: plan.items,
-        };
-        self.next_step += 1;
-        self.outputs.push_back(Output::Step(step.clone()));
-        self.outstanding = Some(step);
+        plan.items
     }
 
-    /// Whether one more request may run or import.
+    /// Whether one more request may run, import or reload.
     pub(crate) fn place_left(&self) -> bool {
-        self.running.len() + self.importing.len() < self.config.max_running as usize
+        self.running.len() + self.importing.len() + self.reloading.len() < self.config.max_running as usize
     }
 
     /// Whether `blocks` more fit beside what the requests in hand still need for the tokens that they have, and a block of
     /// growth for each of them. Blocks `reserved` for older requests that wait stay untouched.
     pub(crate) fn room_for(&self, blocks: u32, reserved: u64) -> bool {
-        let in_hand = self.running.values().chain(&self.importing);
+        let in_hand = self.running.values().chain(&self.importing).chain(&self.reloading);
         let promised: u64 = in_hand.map(|id| self.missing_blocks(*id)).sum();
         let growth = self.running.len() as u64;
         u64::from(blocks) + promised + growth + reserved <= u64::from(self.cache.available())
@@ -101,25 +111,43 @@ impl Engine {
         while plan.budget > 0 && self.place_left() && !self.waiting.blocked {
             let Some(id) = self.waiting.head() else { return };
             if !self.admit(id) {
+                if self.trim_for_lack_of_room() {
+                    continue;
+                }
                 self.waiting.blocked = true;
                 return;
             }
-            self.serve(id, plan);
+            if self.sequences[&id].phase == Phase::Running {
+                self.serve(id, plan);
+            }
         }
     }
 
-    /// Gives the oldest waiting request a place, with what is cached of it, if the pool has room for the rest. One that was
+    /// Gives the oldest waiting request a place, with what is cached of it, if the pool has room for the rest; where host
+    /// memory has more of it, that comes first. One that was
     /// preempted in this very plan does not come back by this: its blocks went to another, which runs and may grow.
-    fn admit(&mut self, id: RequestId) -> bool {
+    pub(crate) fn admit(&mut self, id: RequestId) -> bool {
         let sequence = &self.sequences[&id];
         let older_offers = self.offered.oldest().is_some_and(|oldest| oldest < sequence.arrival);
-        let reserved = if older_offers { self.offered.demand_blocks() } else { 0 };
+        // Seeds of a session-slot engine stand in a queue of their own, which holds nobody up.
+        let reserved = if older_offers && !self.slots.are_used() {
+            self.offered.demand_blocks()
+        } else {
+            0
+        };
         let Some(blocks) = self.lock_prefix(id, reserved) else {
             return false;
         };
         self.leave_phase(id);
-        self.enter_running(id);
         self.take_prefix(id, blocks);
+        let on_host = self.host_continuation(id);
+        if on_host.is_empty() {
+            self.enter_running(id);
+        } else {
+            let count = on_host.len();
+            self.take_blocks_for_fetch(id, count, &on_host);
+            self.order_reload(id, on_host);
+        }
         true
     }
 
@@ -129,7 +157,7 @@ impl Engine {
         let needed = sequence.tokens().div_ceil(self.config.block_size);
         let hashes = if self.slots.are_used() && matches!(sequence.transfer, Transfer::Import { .. }) {
             // A seed comes whole.
-            Vec::new()
+            Cow::Borrowed(&[][..])
         } else {
             sequence.reusable_hashes(self.config.block_size)
         };
@@ -161,6 +189,17 @@ impl Engine {
         });
         self.totals.cache_query_tokens += u64::from(asked);
         self.totals.cache_hit_tokens += u64::from(found);
+    }
+
+    /// Adds so many blocks to the table of a request that [`Self::lock_prefix`] found room for. What they will be filled with
+    /// from host memory is kept there first: this may evict, and so push something out of the host tier.
+    pub(crate) fn take_blocks_for_fetch(&mut self, id: RequestId, count: usize, on_host: &[BlockHash]) {
+        self.cache.lock_host(on_host);
+        let count = u32::try_from(count).expect("no more than the request's tokens");
+        let blocks = self.cache.allocate(id, count, &mut self.outputs);
+        let sequence = self.sequences.get_mut(&id).expect("a waiting request is known");
+        let blocks = blocks.expect("there is room for all of the request's tokens");
+        sequence.table.extend(blocks);
     }
 
     pub(crate) fn enter_running(&mut self, id: RequestId) {
@@ -198,10 +237,10 @@ impl Engine {
     fn take_blocks(&mut self, id: RequestId, count: u32, plan: &mut Plan) -> Option<Vec<BlockId>> {
         let arrival = self.sequences[&id].arrival;
         loop {
-            if let Some(blocks) = self.cache.allocate(count, &mut self.outputs) {
+            if let Some(blocks) = self.cache.allocate(id, count, &mut self.outputs) {
                 return Some(blocks);
             }
-            if self.trim_idle_slot() {
+            if self.trim_for_lack_of_room() {
                 continue;
             }
             let (youngest, victim) = self.running.last_key_value().map(|(at, id)| (*at, *id))?;
@@ -219,7 +258,7 @@ impl Engine {
         let room = blocks * u64::from(self.config.block_size) - u64::from(sequence.computed);
         let count = u32::try_from(room).map_or(count, |room| room.min(count));
         let missing = self.blocks_missing_for(id, count);
-        let blocks = self.cache.allocate(missing, &mut self.outputs);
+        let blocks = self.cache.allocate(id, missing, &mut self.outputs);
         (count, blocks.expect("no more blocks than can be had"))
     }
 

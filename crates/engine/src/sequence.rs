@@ -9,6 +9,7 @@
 use crate::api::{StepItem, Submit, Transfer, Usage};
 use homing_kv::{BlockHash, BlockId, Prompt};
 use homing_units::{Instant, RequestId, SessionId};
+use std::borrow::Cow;
 
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub(crate) enum Phase {
     Offered,
     /// KV is on its way into its blocks from `first_block` on.
     Importing { first_block: u32, deadline: Instant },
+    /// KV is on its way from host memory into its blocks from `first_block` on, up to whole `end_tokens`.
+    Reloading { first_block: u32, end_tokens: u32 },
     /// It takes part in steps.
     Running,
     /// It was given up while a step that it is part of runs: its blocks are in use until the step is done.
@@ -101,6 +104,7 @@ impl Sequence {
         let had = match self.phase {
             Phase::Waiting | Phase::Running => self.computed,
             Phase::Offered | Phase::Importing { .. } => self.computed.max(self.wanted_import()),
+            Phase::Reloading { end_tokens, .. } => end_tokens.max(self.wanted_import()),
             Phase::Ended => self.prompt.tokens,
         };
         self.prompt.tokens.saturating_sub(had)
@@ -136,10 +140,13 @@ impl Sequence {
 
     /// The names under which KV of this request may be cached. The block of the last token is left out even where it is
     /// whole: that token is computed again, because the next one is sampled from it.
-    pub fn reusable_hashes(&self, block_size: u32) -> Vec<BlockHash> {
-        let blocks = (self.tokens() - 1) / block_size;
+    pub fn reusable_hashes(&self, block_size: u32) -> Cow<'_, [BlockHash]> {
+        let blocks = ((self.tokens() - 1) / block_size) as usize;
+        if let Some(of_prompt) = self.prompt.blocks.get(..blocks) {
+            return Cow::Borrowed(of_prompt);
+        }
         let known = self.prompt.blocks.iter().chain(&self.output_hashes).copied();
-        known.take(blocks as usize).collect()
+        Cow::Owned(known.take(blocks).collect())
     }
 
     /// Takes note of a sampled token and of the name of the block that it filled. A name that comes where no block is

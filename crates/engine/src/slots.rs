@@ -6,13 +6,18 @@
 //! soft cap on slots is kept. Else it is served without one, and its next turn has to bring everything again.
 //!
 //! A slot is idle while its session has no request in the engine, waiting ones included. Only idle slots are trimmed, the
-//! least recently used first, and only when no allocatable token is left: free tokens less those set aside for the
-//! growth of running requests. So a seed that needs more than what is free waits beside idle slots, and two sessions that
-//! wait for each other's slots wait for ever; the driver's timeout ends that.
+//! least recently used first, and only when a seed does not fit ([`TrimRule`] has the papers' two readings). A session that
+//! waits for a seed keeps its old slot meanwhile, so sessions can wait for each other's slots; the driver's timeout ends that.
+//!
+//! Seeds stand in a queue of their own: they hold no append up, and no append holds them up. A seed takes nothing from the
+//! tree, so for a while it holds its whole prompt anew; copies of what is cached go back when it has arrived.
+//!
+//! An assumption, where the papers are silent: what runs, or ran and was preempted, is not left stuck for ever. When
+//! nothing can be computed and no KV is on its way, the least recently used slot goes for it, in need one that is not idle.
 //!
 //! Without slots (`EngineKind::Block`) nothing here does anything.
 
-use crate::api::{EngineKind, Output, SlotConfig, Transfer, Trimmed};
+use crate::api::{Crash, EngineKind, Output, SlotConfig, Transfer, TrimRule, Trimmed};
 use crate::engine::Engine;
 use crate::sequence::Sequence;
 use homing_kv::BlockId;
@@ -29,6 +34,12 @@ pub(crate) struct Slots {
     /// Requests of each session that has some.
     requests: BTreeMap<SessionId, u32>,
     tick: u64,
+    /// The sum over all slots.
+    tokens: u64,
+    /// Slots that were trimmed, since the start.
+    pub trims: u64,
+    /// Blocks that trimming made free, since the start.
+    pub trimmed_blocks: u64,
 }
 
 /// A session's KV between requests.
@@ -42,7 +53,7 @@ struct Slot {
 impl Slots {
     pub fn new(kind: EngineKind) -> Self {
         let config = match kind {
-            EngineKind::Block => None,
+            EngineKind::Block | EngineKind::Vllm => None,
             EngineKind::SessionSlot(config) => Some(config),
         };
         Self {
@@ -60,6 +71,14 @@ impl Slots {
         u32::try_from(self.by_session.len()).expect("each slot holds a block")
     }
 
+    pub fn idle(&self) -> u32 {
+        u32::try_from(self.idle.len()).expect("each slot holds a block")
+    }
+
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
     /// All references that slots hold.
     pub fn blocks(&self) -> impl Iterator<Item = &BlockId> {
         self.by_session.values().flat_map(|slot| &slot.blocks)
@@ -69,17 +88,20 @@ impl Slots {
         self.by_session.contains_key(&session)
     }
 
-    /// A request has come: its session's slot is not idle any more. Whether the engine dies of it.
-    pub fn enter(&mut self, sequence: &Sequence) -> bool {
+    /// A request has come: its session's slot is not idle any more. What the engine dies of, if it does.
+    pub fn enter(&mut self, sequence: &Sequence) -> Option<Crash> {
         let (Some(config), Some(session)) = (self.config, sequence.session) else {
-            return false;
+            return None;
         };
         *self.requests.entry(session).or_default() += 1;
-        let Some(slot) = self.by_session.get(&session) else {
-            return false;
-        };
+        let slot = self.by_session.get(&session)?;
         self.idle.remove(&(slot.last_used, session));
-        config.correction_crash && sequence.transfer == Transfer::None && sequence.prompt.tokens < slot.tokens
+        let fill_tokens = sequence.prompt.tokens;
+        let crashes = config.correction_crash && sequence.transfer == Transfer::None && fill_tokens < slot.tokens;
+        crashes.then_some(Crash::Correction {
+            fill_tokens,
+            prefix_tokens: slot.tokens,
+        })
     }
 
     /// A request has gone: its session's slot may be idle now.
@@ -97,12 +119,12 @@ impl Slots {
         }
     }
 
-    /// Whether a session may have a slot, with so many of the pool's blocks in use.
+    /// Whether a session may have a slot, with so many of the pool's blocks in use. One that has a slot keeps it, whatever it
+    /// grows to: only opening a slot is asked for.
     fn admits(&self, session: SessionId, in_use: u32, capacity: u32) -> bool {
         let Some(config) = self.config else { return false };
-        let others = self.by_session.len() - usize::from(self.has(session));
-        let capped = config.soft_cap.is_some_and(|cap| others >= cap as usize);
-        !capped && f64::from(in_use) <= config.capacity_factor * f64::from(capacity)
+        let capped = config.soft_cap.is_some_and(|cap| self.by_session.len() >= cap as usize);
+        self.has(session) || !capped && f64::from(in_use) <= config.capacity_factor * f64::from(capacity)
     }
 
     /// Puts KV into a session's slot; returns what was in it.
@@ -112,15 +134,33 @@ impl Slots {
             tokens,
             last_used: self.tick,
         };
-        let before = self.by_session.insert(session, slot);
-        before.map(|slot| slot.blocks).unwrap_or_default()
+        self.tokens += u64::from(tokens);
+        let Some(before) = self.by_session.insert(session, slot) else {
+            return Vec::new();
+        };
+        self.tokens -= u64::from(before.tokens);
+        before.blocks
     }
 
-    /// Takes the least recently used idle slot away.
-    fn take_idle(&mut self) -> Option<(SessionId, Vec<BlockId>)> {
-        let (_, session) = self.idle.pop_first()?;
-        let slot = self.by_session.remove(&session).expect("an idle slot is a slot");
-        Some((session, slot.blocks))
+    /// The idle slot that was used least recently.
+    fn next_idle(&self) -> Option<SessionId> {
+        self.idle.first().map(|(_, session)| *session)
+    }
+
+    /// The slot that was used least recently, idle or not.
+    fn next_of_all(&self) -> Option<SessionId> {
+        let slots = self.by_session.iter();
+        slots
+            .min_by_key(|(_, slot)| slot.last_used)
+            .map(|(session, _)| *session)
+    }
+
+    /// Takes a slot away.
+    fn take(&mut self, session: SessionId) -> Option<Vec<BlockId>> {
+        let slot = self.by_session.remove(&session)?;
+        self.idle.remove(&(slot.last_used, session));
+        self.tokens -= u64::from(slot.tokens);
+        Some(slot.blocks)
     }
 
     /// Checks that its parts agree.
@@ -128,6 +168,8 @@ impl Slots {
         let idle = self.by_session.iter().filter(|(id, _)| !self.requests.contains_key(id));
         let expected: BTreeSet<_> = idle.map(|(id, slot)| (slot.last_used, *id)).collect();
         assert_eq!(self.idle, expected, "a slot is idle while its session has no request");
+        let tokens: u64 = self.by_session.values().map(|slot| u64::from(slot.tokens)).sum();
+        assert_eq!(self.tokens, tokens, "the slots' tokens add up");
         assert!(
             self.config.is_some() || self.by_session.is_empty() && self.requests.is_empty(),
             "without slots there are none"
@@ -148,7 +190,9 @@ impl Engine {
             return;
         };
         let pool = self.cache.pool();
-        if sequence.answered && self.slots.admits(session, pool.in_use(), pool.capacity()) {
+        // An exported prompt's blocks are held for its puller and no longer the request's own.
+        let keeps = sequence.answered && sequence.transfer != Transfer::Export;
+        if keeps && self.slots.admits(session, pool.in_use(), pool.capacity()) {
             let tokens = sequence.named * self.config.block_size;
             let partial = sequence.table.split_off(sequence.named as usize);
             let whole = std::mem::take(&mut sequence.table);
@@ -167,24 +211,57 @@ impl Engine {
         (self.running.len() + self.importing.len()) as u64 * u64::from(blocks)
     }
 
+    /// Whether running requests may want all that is free.
+    pub(crate) fn nothing_allocatable(&self) -> bool {
+        u64::from(self.cache.available()) <= self.slot_reserve_blocks()
+    }
+
     /// While somebody waits and no allocatable token is left, idle slots go.
     pub(crate) fn trim_for_those_who_wait(&mut self) {
         let waits = self.waiting.len() + self.offered.len() > 0;
-        while self.slots.are_used() && waits && u64::from(self.cache.available()) <= self.slot_reserve_blocks() {
-            if !self.trim_idle_slot() {
-                return;
-            }
+        while self.slots.are_used() && waits && self.nothing_allocatable() && self.trim_idle_slot() {}
+    }
+
+    /// Nothing can be computed and no KV is on its way, yet somebody runs or ran: a slot goes, an idle one if there is one.
+    /// Whether one did.
+    pub(crate) fn trim_for_those_who_are_stuck(&mut self) -> bool {
+        let runs = !self.running.is_empty() || self.waiting.retracted() > 0;
+        if !runs || !self.importing.is_empty() {
+            return false;
         }
+        let session = self.slots.next_idle().or_else(|| self.slots.next_of_all());
+        session.is_some_and(|session| self.trim(session))
+    }
+
+    /// Blocks are wanted that are not to be had: makes room, where the rule says so. Whether there is more room now.
+    pub(crate) fn trim_for_lack_of_room(&mut self) -> bool {
+        let rule = self.slots.config.map(|config| config.trim);
+        (rule == Some(TrimRule::NoRoom) || self.nothing_allocatable()) && self.trim_idle_slot()
     }
 
     /// Takes the least recently used idle slot away, with all of its KV. Whether there was one.
     pub(crate) fn trim_idle_slot(&mut self) -> bool {
-        let Some((session, held)) = self.slots.take_idle() else {
+        self.slots.next_idle().is_some_and(|session| self.trim(session))
+    }
+
+    /// Takes all idle slots away, as no eviction.
+    pub(crate) fn drop_idle_slots(&mut self) {
+        while let Some(session) = self.slots.next_idle() {
+            let held = self.slots.take(session).unwrap_or_default();
+            self.cache.release(&held);
+        }
+        self.unblock();
+    }
+
+    fn trim(&mut self, session: SessionId) -> bool {
+        let Some(held) = self.slots.take(session) else {
             return false;
         };
         let before = self.cache.pool().free();
         self.release(&held);
         let blocks = self.cache.pool().free() - before;
+        self.slots.trims += 1;
+        self.slots.trimmed_blocks += u64::from(blocks);
         self.cache.evictions += 1;
         self.cache.evicted_blocks += u64::from(blocks);
         self.outputs.push_back(Output::Trimmed(Trimmed { session, blocks }));

@@ -8,16 +8,19 @@
 //!
 //! It moves no bytes and knows no peer: the driver does.
 
-use crate::api::{Export, ExportEnd, FinishReason, Import, ImportError, Output, Transfer};
+use crate::api::{EngineKind, Export, ExportEnd, FinishReason, Import, ImportError, Output, Transfer};
 use crate::engine::Engine;
 use crate::sequence::Phase;
-use homing_kv::BlockId;
+use homing_kv::{BlockHash, BlockId};
 use homing_units::{Instant, RequestId};
+use std::sync::Arc;
 
 /// KV held for a puller.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub blocks: Vec<BlockId>,
+    /// Names of its whole blocks.
+    pub hashes: Arc<[BlockHash]>,
     pub lease_ends: Instant,
 }
 
@@ -27,6 +30,7 @@ impl Engine {
         let lease_ends = self.now + self.config.export_lease;
         let sequence = self.sequences.get_mut(&id).expect("an ending request is known");
         let tokens = sequence.prompt.tokens;
+        let hashes = Arc::clone(&sequence.prompt.blocks);
         let beyond = sequence
             .table
             .split_off(tokens.div_ceil(self.config.block_size) as usize);
@@ -35,6 +39,7 @@ impl Engine {
         self.release(&beyond);
         let held = Held {
             blocks: blocks.clone(),
+            hashes,
             lease_ends,
         };
         self.exports.insert(id, held);
@@ -55,11 +60,23 @@ impl Engine {
         self.outputs.push_back(Output::ExportEnded { id, reason });
     }
 
+    /// The puller is the prompt's home now: what is left here goes first. vLLM has no such call.
+    pub(crate) fn release_exported(&mut self, id: RequestId) {
+        let Some(held) = self.exports.get(&id) else { return };
+        let hashes = Arc::clone(&held.hashes);
+        self.end_export(id, ExportEnd::Acked);
+        match self.config.kind {
+            EngineKind::Block => self.cache.demote(&hashes),
+            // What nobody holds is dropped there anyway.
+            EngineKind::SessionSlot(_) | EngineKind::Vllm => {}
+        }
+    }
+
     /// Orders the imports that there is room for, oldest first.
     pub(crate) fn start_imports(&mut self) {
         while self.place_left() && !self.offered.blocked {
             let Some(id) = self.offered.head() else { return };
-            if !self.start_import(id) {
+            if !self.start_import(id) && !self.trim_for_lack_of_room() {
                 self.offered.blocked = true;
             }
         }
@@ -68,27 +85,43 @@ impl Engine {
     fn start_import(&mut self, id: RequestId) -> bool {
         let sequence = &self.sequences[&id];
         let older_waiting = self.waiting.oldest().is_some_and(|oldest| oldest < sequence.arrival);
-        let older = if older_waiting { self.waiting.demand_blocks() } else { 0 };
-        let reserved = older + self.slot_reserve_blocks();
+        let reserved = if self.slots.are_used() {
+            self.slot_reserve_blocks()
+        } else if older_waiting {
+            self.waiting.demand_blocks()
+        } else {
+            0
+        };
         let wanted = sequence.wanted_import().div_ceil(self.config.block_size);
         let Some(prefix) = self.lock_prefix(id, reserved) else {
             return false;
         };
-        let first_block = u32::try_from(prefix.len()).expect("no more blocks than hashes");
-        let blocks = self
-            .cache
-            .allocate(wanted.saturating_sub(first_block), &mut self.outputs)
-            .expect("there is room for all of the request's tokens");
         self.leave_phase(id);
         self.take_prefix(id, prefix);
+        let on_host = self.host_continuation(id);
+        let table = self.sequences[&id].table.len();
+        let count = on_host.len().max((wanted as usize).saturating_sub(table));
+        self.take_blocks_for_fetch(id, count, &on_host);
+        if on_host.is_empty() {
+            self.order_import(id);
+        } else {
+            self.order_reload(id, on_host);
+        }
+        true
+    }
+
+    /// Orders to pull into the blocks that follow a request's KV in its table. Without any it goes on at once.
+    pub(crate) fn order_import(&mut self, id: RequestId) {
         let deadline = self.now + self.config.import_timeout;
+        let sequence = &self.sequences[&id];
+        let first_block = sequence.computed / self.config.block_size;
+        let blocks = sequence.table[first_block as usize..].to_vec();
         if blocks.is_empty() {
             self.update(id, |sequence| sequence.transfer = Transfer::None);
             self.enter_running(id);
         } else {
             self.update(id, |sequence| {
-                sequence.table.extend(&blocks);
-                sequence.phase = Phase::Importing { first_block, deadline };
+                sequence.phase = Phase::Importing { first_block, deadline }
             });
             self.importing.insert(id);
             self.deadlines.insert((deadline, id));
@@ -99,11 +132,13 @@ impl Engine {
             blocks,
             deadline,
         }));
-        true
     }
 
     /// The driver writes into an import's blocks no longer.
     pub(crate) fn import_done(&mut self, id: RequestId, outcome: Result<(), ImportError>) {
+        if self.reloads.contains_key(&id) {
+            return;
+        }
         if let Some(blocks) = self.fenced.remove(&id) {
             self.release(&blocks);
             return;
@@ -133,12 +168,26 @@ impl Engine {
     }
 
     /// Ends a request whose KV is on its way. The driver may still write it.
-    pub(crate) fn give_up_import(&mut self, id: RequestId, reason: FinishReason) {
-        let sequence = self.sequences.get_mut(&id).expect("an importing request is known");
-        if let Phase::Importing { first_block, .. } = sequence.phase {
-            let written = sequence.table.split_off(first_block as usize);
-            self.fenced.insert(id, written);
-        }
+    pub(crate) fn give_up_fetch(&mut self, id: RequestId, reason: FinishReason) {
+        let block_size = self.config.block_size;
+        let sequence = self
+            .sequences
+            .get_mut(&id)
+            .expect("a request that waits for KV is known");
+        let (first, end) = match sequence.phase {
+            Phase::Importing { first_block, .. } => (first_block as usize, sequence.table.len()),
+            Phase::Reloading {
+                first_block,
+                end_tokens,
+            } => (first_block as usize, (end_tokens / block_size) as usize),
+            Phase::Waiting | Phase::Offered | Phase::Running | Phase::Ended => {
+                unreachable!("only a request that waits for KV is given up so")
+            }
+        };
+        let unordered = sequence.table.split_off(end);
+        let written = sequence.table.split_off(first);
+        self.fenced.insert(id, written);
+        self.release(&unordered);
         self.end(id, reason);
     }
 
@@ -148,7 +197,7 @@ impl Engine {
             if self.exports.contains_key(&id) {
                 self.end_export(id, ExportEnd::LeaseEnded);
             } else {
-                self.give_up_import(id, FinishReason::ImportFailed(ImportError::TimedOut));
+                self.give_up_fetch(id, FinishReason::ImportFailed(ImportError::TimedOut));
             }
         }
     }

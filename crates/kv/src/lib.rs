@@ -4,13 +4,15 @@
 
 mod bits;
 mod hash;
+mod host;
 mod index;
 mod pool;
 mod prompt;
 
 pub use hash::{BlockHash, BlockHasher, BlockMap, chain, hash_blocks};
+pub use host::{HostChange, HostTier};
 pub use index::{IndexDump, IndexedBlock, MAX_OWNERS, MAX_WORKERS, Overlap, ResidencyIndex, WorkerBlocks};
-pub use pool::{Allocation, BlockPool, BlockState, Committed, PoolDump, PoolStatistics};
+pub use pool::{Allocation, BlockPool, BlockState, Committed, Evicted, PoolDump, PoolStatistics};
 pub use prompt::Prompt;
 
 use serde::{Deserialize, Serialize};

@@ -41,7 +41,18 @@ pub struct Allocation {
     /// The blocks, each with one reference and no name.
     pub blocks: Vec<BlockId>,
     /// What was evicted to make room, in the order in which it went: children before parents.
-    pub evicted: Vec<BlockHash>,
+    pub evicted: Vec<Evicted>,
+}
+
+/// A cached block that was evicted, and its place in the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// Its name.
+    pub hash: BlockHash,
+    /// The name of the block before it; `None` for the first block of a prompt.
+    pub parent: Option<BlockHash>,
+    /// Its index in the prompt.
+    pub index: u32,
 }
 
 /// What became of a block that was to be named.
@@ -354,14 +365,15 @@ impl BlockPool {
 
     /// Drops every cached block that nobody needs; what is in use stays. Returns their names, children before parents.
     pub fn clear_unused(&mut self) -> Vec<BlockHash> {
-        self.evict(self.evictable)
+        let dropped = self.evict(self.evictable);
+        dropped.into_iter().map(|evicted| evicted.hash).collect()
     }
 
-    fn evict(&mut self, count: u32) -> Vec<BlockHash> {
+    fn evict(&mut self, count: u32) -> Vec<Evicted> {
         (0..count).map(|_| self.evict_leaf()).collect()
     }
 
-    fn evict_leaf(&mut self) -> BlockHash {
+    fn evict_leaf(&mut self) -> Evicted {
         let key = self
             .leaves
             .pop_first()
@@ -381,7 +393,11 @@ impl BlockPool {
             above.demoted_children -= u32::from(node.demoted);
             self.enqueue_if_evictable_leaf(parent);
         }
-        node.hash
+        Evicted {
+            hash: node.hash,
+            parent: node.parent.map(|parent| self.node(parent).hash),
+            index: node.depth - 1,
+        }
     }
 
     fn enqueue_if_evictable_leaf(&mut self, block: BlockId) {

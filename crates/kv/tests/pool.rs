@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
-use homing_kv::{BlockHash, BlockId, BlockPool, Committed, PoolStatistics, hash_blocks};
+use homing_kv::{BlockHash, BlockId, BlockPool, Committed, Evicted, PoolStatistics, hash_blocks};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The hashes of a prompt of one token a block.
@@ -19,7 +19,11 @@ fn compute(pool: &mut BlockPool, hashes: &[BlockHash]) -> (Vec<BlockId>, Vec<Blo
     blocks.extend(allocation.blocks);
     name(pool, &blocks, hashes, cached);
     pool.check_invariants();
-    (blocks, allocation.evicted)
+    (blocks, names(&allocation.evicted))
+}
+
+fn names(evicted: &[Evicted]) -> Vec<BlockHash> {
+    evicted.iter().map(|evicted| evicted.hash).collect()
 }
 
 /// Names these blocks of a prompt from one on; each must be stored.
@@ -44,7 +48,8 @@ fn check_eviction(capacity: u32, prompts: &[&[u32]], demoted: &[&[u32]], blocks:
         pool.demote(&prompt(tokens));
         pool.check_invariants();
     }
-    let evicted = pool.allocate(blocks).expect("everything can be evicted").evicted;
+    let allocation = pool.allocate(blocks).expect("everything can be evicted");
+    let evicted = names(&allocation.evicted);
     pool.check_invariants();
     let expected: Vec<BlockHash> = expected.iter().map(|tokens| *prompt(tokens).last().unwrap()).collect();
     assert_eq!(
@@ -92,7 +97,7 @@ fn use_makes_ordinary_again_what_was_demoted() {
     let held = pool.acquire_prefix(&new);
     assert_eq!(pool.demote(&new), 0, "they are in use");
     pool.release(&held);
-    assert_eq!(pool.allocate(1).unwrap().evicted, [old[1]]);
+    assert_eq!(names(&pool.allocate(1).unwrap().evicted), [old[1]]);
 }
 
 #[test]
@@ -105,7 +110,15 @@ fn an_allocation_is_all_or_nothing() {
     assert_eq!((pool.free(), pool.evictable(), pool.in_use()), (1, 2, 1));
     assert_eq!(pool.allocate(4), None);
     assert_eq!(pool.dump(), before, "a refusal changes nothing");
-    assert_eq!(pool.allocate(3).unwrap().evicted, [hashes[2], hashes[1]]);
+    let evicted = pool.allocate(3).unwrap().evicted;
+    assert_eq!(names(&evicted), [hashes[2], hashes[1]]);
+    assert_eq!(
+        evicted
+            .iter()
+            .map(|block| (block.parent, block.index))
+            .collect::<Vec<_>>(),
+        [(Some(hashes[1]), 2), (Some(hashes[0]), 1)]
+    );
     assert_eq!(pool.allocate(0).unwrap().blocks, []);
     let expected = PoolStatistics {
         evicted_blocks: 2,

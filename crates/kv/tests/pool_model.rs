@@ -5,7 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
-use homing_kv::{Allocation, BlockHash, BlockId, BlockPool, BlockState, Committed, PoolDump, hash_blocks};
+use homing_kv::{Allocation, BlockHash, BlockId, BlockPool, BlockState, Committed, Evicted, PoolDump, hash_blocks};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -118,11 +118,19 @@ impl Model {
             .count()
     }
 
-    fn evict(&mut self) -> BlockHash {
-        let index = self.leaves()[0];
-        let (hash, _) = std::mem::take(&mut self.blocks[index]).name.unwrap();
-        self.free.push(BlockId(u32::try_from(index).unwrap()));
-        hash
+    fn evict(&mut self) -> Evicted {
+        let leaf = self.leaves()[0];
+        let (hash, parent) = std::mem::take(&mut self.blocks[leaf]).name.unwrap();
+        self.free.push(BlockId(u32::try_from(leaf).unwrap()));
+        let index = parent.map_or(0, |parent| self.index(parent) + 1);
+        Evicted { hash, parent, index }
+    }
+
+    /// How many blocks come before a cached one in its prompt.
+    fn index(&self, hash: BlockHash) -> u32 {
+        let block = self.find(hash).expect("a cached block's parent is cached");
+        let (_, parent) = self.blocks[block.0 as usize].name.unwrap();
+        parent.map_or(0, |parent| self.index(parent) + 1)
     }
 
     /// What is used again is an ordinary block again.
@@ -209,7 +217,7 @@ impl Model {
     }
 
     fn clear_unused(&mut self) -> Vec<BlockHash> {
-        (0..self.evictable()).map(|_| self.evict()).collect()
+        (0..self.evictable()).map(|_| self.evict().hash).collect()
     }
 
     fn dump(&self) -> PoolDump {

@@ -304,8 +304,20 @@ impl<B: Backend> Executor<B> {
             Output::Preempted { .. } => {}
             Output::Finished(finished) => self.finished(finished),
             Output::Kv(event) => self.kv(event.change),
-            Output::Trimmed(_) | Output::Crashed { .. } => unreachable!("a worker's engine has no session slots"),
+            // Not configured in a worker: it has neither host memory for KV nor session slots. A reload fails its request
+            // instead of the process, and its answer frees the blocks.
+            Output::Reload(reload) => self.refuse_reload(reload.id),
+            Output::Trimmed(_) | Output::Crashed { .. } => {}
         }
+    }
+
+    /// The request fails as one whose KV could not be had.
+    fn refuse_reload(&mut self, id: RequestId) {
+        if let Some(state) = self.requests.get_mut(&id) {
+            state.backend_failed = true;
+        }
+        self.tell(self.now, Input::Abort(id));
+        self.tell(self.now, Input::ReloadDone(id));
     }
 
     fn begin_import(&mut self, import: Import) {

@@ -244,6 +244,8 @@ impl Plan {
             export_lease: limits.export_lease,
             import_timeout: limits.import_timeout,
             kind: EngineKind::Block,
+            // A worker keeps no KV in host memory.
+            host_blocks: 0,
         };
         Ok(Self {
             info: info(config, &served, &engine),

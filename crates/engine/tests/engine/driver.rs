@@ -7,10 +7,10 @@
 use homing_engine::Engine;
 use homing_engine::api::{
     EngineConfig, Export, FinishReason, Finished, Import, ImportError, Input, KvChange, KvEvent, Output, Reject,
-    Sampled, Step, StepItem, Submit, Transfer,
+    Reload, Sampled, Step, StepItem, Submit, Transfer,
 };
-use homing_kv::{BlockHash, BlockId, Prompt, hash_blocks};
-use homing_units::{Duration, Instant, RequestId};
+use homing_kv::{BlockHash, BlockId, Prompt, Tier, hash_blocks};
+use homing_units::{Duration, Instant, RequestId, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// More steps than any test's requests can need.
@@ -39,6 +39,8 @@ pub struct Driver {
     pub requests: BTreeMap<RequestId, Request>,
     /// Orders to pull that were not answered.
     pub imports: BTreeMap<RequestId, Import>,
+    /// Orders to copy from host memory that were not answered.
+    pub reloads: BTreeMap<RequestId, Reload>,
     /// Every order to pull that was ever given, whether there was something to pull or not.
     pub ordered: Vec<Import>,
     pub exports: BTreeMap<RequestId, Export>,
@@ -47,6 +49,10 @@ pub struct Driver {
     pub steps: Vec<Step>,
     /// The cache as its events tell.
     pub cache: BTreeSet<BlockHash>,
+    /// Host memory as its events tell.
+    pub host: BTreeSet<BlockHash>,
+    /// The session that the next requests are of.
+    pub session: Option<SessionId>,
     pub events: Vec<KvEvent>,
     memory: Vec<Vec<u64>>,
     step: Option<Step>,
@@ -59,11 +65,14 @@ impl Driver {
             now: Instant::ZERO,
             requests: BTreeMap::new(),
             imports: BTreeMap::new(),
+            reloads: BTreeMap::new(),
             ordered: Vec::new(),
             exports: BTreeMap::new(),
             log: Vec::new(),
             steps: Vec::new(),
             cache: BTreeSet::new(),
+            host: BTreeSet::new(),
+            session: None,
             events: Vec::new(),
             memory: vec![vec![0; config.block_size as usize]; config.kv_blocks as usize],
             step: None,
@@ -100,7 +109,7 @@ impl Driver {
             prompt: Prompt::of_tokens(tokens, self.config.block_size),
             max_output_tokens,
             transfer,
-            session: None,
+            session: self.session,
         }));
         id
     }
@@ -157,6 +166,16 @@ impl Driver {
         self.input(Input::ImportDone { id, outcome });
     }
 
+    /// Answers a reload: its KV lies in its blocks.
+    pub fn finish_reload(&mut self, id: RequestId) {
+        let reload = self.reloads.remove(&id).expect("the reload was ordered");
+        for hash in &reload.hashes {
+            assert!(self.host.contains(hash), "the host keeps what is being copied");
+        }
+        self.write_blocks(id, reload.first_block, &reload.blocks);
+        self.input(Input::ReloadDone(id));
+    }
+
     pub fn ack(&mut self, id: RequestId) {
         let export = self.exports.get(&id).expect("the export is held").clone();
         self.check_export(&export);
@@ -191,20 +210,22 @@ impl Driver {
     /// Nothing is held by anybody, and every request has ended.
     pub fn assert_idle(&self) {
         assert_eq!(self.live().collect::<Vec<_>>(), [], "every request has ended");
-        assert!(self.step.is_none() && self.exports.is_empty() && self.imports.is_empty());
+        assert!(self.step.is_none() && self.exports.is_empty());
+        assert!(self.imports.is_empty() && self.reloads.is_empty());
         let snapshot = self.engine.snapshot();
-        assert_eq!(
-            snapshot.blocks_free + snapshot.blocks_evictable,
-            snapshot.blocks_total,
+        assert!(
+            snapshot.slots > 0 || snapshot.blocks_free + snapshot.blocks_evictable == snapshot.blocks_total,
             "the pool is empty"
         );
+        assert_eq!(snapshot.slots, snapshot.slots_idle, "nobody uses a slot");
         let work = (
             snapshot.running,
             snapshot.waiting,
             snapshot.importing,
             snapshot.exporting,
+            snapshot.reloading,
         );
-        assert_eq!(work, (0, 0, 0, 0));
+        assert_eq!(work, (0, 0, 0, 0, 0));
         assert_eq!(
             (snapshot.prefill_tokens_pending, snapshot.decode_context_tokens),
             (0, 0)
@@ -233,6 +254,9 @@ impl Driver {
         for hash in &self.cache {
             assert_eq!(self.engine.cached_prefix(&[*hash]), 1, "`{hash}` is cached");
         }
+        let snapshot = self.engine.snapshot();
+        assert_eq!(self.host.len(), snapshot.host_blocks_used as usize);
+        assert!(snapshot.host_blocks_used <= snapshot.host_blocks_total);
     }
 
     fn take(&mut self, output: Output) {
@@ -258,6 +282,19 @@ impl Driver {
                     );
                 }
             }
+            Output::Reload(reload) => {
+                self.log.push(format!(
+                    "reload {} {}+{}",
+                    reload.id,
+                    reload.first_block,
+                    reload.blocks.len()
+                ));
+                self.check_reload(&reload);
+                assert!(
+                    self.reloads.insert(reload.id, reload).is_none(),
+                    "one reload at a time for a request"
+                );
+            }
             Output::Exported(export) => {
                 self.log.push(format!("exported {}", export.id));
                 assert!(
@@ -280,7 +317,7 @@ impl Driver {
             }
             Output::Preempted { id } => self.log.push(format!("preempted {id}")),
             Output::Trimmed(trimmed) => self.log.push(format!("trimmed {} {}", trimmed.session, trimmed.blocks)),
-            Output::Crashed { id } => self.log.push(format!("crashed {id}")),
+            Output::Crashed { id, reason } => self.log.push(format!("crashed {id} {reason:?}")),
             Output::Finished(finished) => self.take_end(finished),
         }
     }
@@ -314,7 +351,7 @@ impl Driver {
                 first_block,
                 parent,
                 hashes,
-                ..
+                tier: Tier::Gpu,
             } => {
                 let tokens = &self.requests[request].tokens;
                 let names = hash_blocks(tokens, self.config.block_size);
@@ -333,12 +370,35 @@ impl Driver {
                     assert!(self.cache.insert(*hash), "a block is stored once");
                 }
             }
-            KvChange::Removed { hashes, .. } => {
+            KvChange::Stored {
+                parent,
+                hashes,
+                tier: Tier::Host,
+                ..
+            } => {
+                for hash in parent.iter().chain(hashes) {
+                    assert!(
+                        self.cache.contains(hash),
+                        "what is evicted is still known as cached, and so is its parent"
+                    );
+                }
                 for hash in hashes {
-                    assert!(self.cache.remove(hash), "only a cached block is removed");
+                    assert!(self.host.insert(*hash), "a block is in host memory once");
                 }
             }
-            KvChange::Cleared => self.cache.clear(),
+            KvChange::Removed { hashes, tier } => {
+                let held = match tier {
+                    Tier::Gpu => &mut self.cache,
+                    Tier::Host => &mut self.host,
+                };
+                for hash in hashes {
+                    assert!(held.remove(hash), "only a cached block is removed");
+                }
+            }
+            KvChange::Cleared => {
+                self.cache.clear();
+                self.host.clear();
+            }
         }
         self.events.push(event);
     }
@@ -419,12 +479,28 @@ impl Driver {
         );
     }
 
+    /// What is to be copied is there, and goes on where the request's cached KV ends.
+    fn check_reload(&self, reload: &Reload) {
+        let names = hash_blocks(&self.requests[&reload.id].tokens, self.config.block_size);
+        let first = reload.first_block as usize;
+        assert!(!reload.blocks.is_empty() && reload.blocks.len() == reload.hashes.len());
+        assert_eq!(reload.hashes[..], names[first..first + reload.hashes.len()]);
+        for hash in &reload.hashes {
+            assert!(self.host.contains(hash), "what is copied is in host memory");
+        }
+        let table = self.engine.block_table(reload.id);
+        assert_eq!(reload.blocks[..], table[first..first + reload.blocks.len()]);
+    }
+
     fn write_import(&mut self, import: &Import) {
+        self.write_blocks(import.id, import.first_block, &import.blocks);
+    }
+
+    fn write_blocks(&mut self, id: RequestId, first_block: u32, blocks: &[BlockId]) {
         let size = self.config.block_size as usize;
-        let tokens = &self.requests[&import.id].tokens;
-        let prints = fingerprints(tokens);
-        for (index, block) in import.blocks.iter().enumerate() {
-            let first = (import.first_block as usize + index) * size;
+        let prints = fingerprints(&self.requests[&id].tokens);
+        for (index, block) in blocks.iter().enumerate() {
+            let first = (first_block as usize + index) * size;
             for (slot, print) in prints[first..].iter().take(size).enumerate() {
                 self.memory[block.0 as usize][slot] = *print;
             }
@@ -441,7 +517,7 @@ fn assert_sources_add_up(request: &Request, finished: &Finished) {
         FinishReason::ImportFailed(_) => assert_eq!(usage.output_tokens, 0),
         FinishReason::Aborted => return,
     }
-    let got = usage.local_cached_tokens + usage.imported_tokens;
+    let got = usage.local_cached_tokens + usage.host_cached_tokens + usage.imported_tokens;
     assert!(
         got < usage.prompt_tokens,
         "the last prompt token is computed: {finished:?}"

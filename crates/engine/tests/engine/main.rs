@@ -3,4 +3,5 @@
 mod driver;
 mod schedules;
 mod scheduling;
+mod slots;
 mod transfers;

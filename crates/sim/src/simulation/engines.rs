@@ -142,6 +142,7 @@ impl Simulation<'_> {
                 Output::Finished(finished) => self.leg_finished(&finished),
                 Output::Trimmed(trimmed) => self.log_trim(index, trimmed),
                 Output::Crashed { .. } => return self.die(index),
+                Output::Reload(_) => unreachable!("no worker is configured with a host tier"),
                 Output::Kv(event) => {
                     self.log_eviction(index, &event.change);
                     changes.push(event.change);
