@@ -9,6 +9,7 @@ pub mod formats;
 pub mod generate;
 mod ids;
 pub mod replay;
+pub mod stats;
 pub mod trace;
 
 pub use content::{answer_block, prompt_of, shrunk, tokens_of, words_of};
@@ -16,4 +17,5 @@ pub use formats::{TraceError, TraceProblem, read_trace};
 pub use generate::{GeneratorError, generate, is_generator};
 pub use ids::ContentIds;
 pub use replay::{LeftOut, Replay, ReplayConfig, ReplayError, Start};
+pub use stats::{Quantiles, TraceStats, stats};
 pub use trace::{Session, Trace, Turn, TurnRef};
