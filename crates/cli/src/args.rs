@@ -73,7 +73,7 @@ pub struct Serve {
 /// What `up` and `serve` share of the router.
 #[derive(Args, Debug, Clone)]
 pub struct RouterArgs {
-    /// How turns are placed: `homing`, `dp-cache-aware` or `round-robin`, with parameters as `NAME:KEY=VALUE`.
+    /// How turns are placed: `homing`, `dp-cache-aware` or another policy, with parameters as `NAME:KEY=VALUE`.
     #[arg(long, default_value = "homing")]
     pub policy: String,
     /// Record the core's events to FILE, or `events.bin` in it if it is a folder.
@@ -167,6 +167,9 @@ pub struct WorkloadArgs {
     /// End a session before its first prompt above N tokens.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_context: Option<u32>,
+    /// Start the sessions in the trace's order, whatever the seed.
+    #[arg(long)]
+    pub keep_order: bool,
     /// Runs, over consecutive seeds.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,

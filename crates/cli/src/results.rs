@@ -27,6 +27,7 @@ pub fn replay_config(args: &WorkloadArgs, start: Start, seed: u64) -> ReplayConf
         max_turns: args.max_turns,
         sessions: args.sessions,
         max_context: args.max_context,
+        keep_order: args.keep_order,
         seed,
         ..ReplayConfig::default()
     }

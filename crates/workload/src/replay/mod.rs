@@ -53,7 +53,9 @@ pub struct ReplayConfig {
     pub sessions: Option<u32>,
     /// A session ends before its first prompt above so many tokens; one that begins above is left out.
     pub max_context: Option<u32>,
-    /// Orders the sessions (unless their starts are recorded) and draws their starts.
+    /// Sessions start in the trace's order whatever the seed, as they do where one trace is run again and again.
+    pub keep_order: bool,
+    /// Orders the sessions (unless their starts are recorded or the order is kept) and draws their starts.
     pub seed: u64,
 }
 
@@ -67,6 +69,7 @@ impl Default for ReplayConfig {
             max_turns: None,
             sessions: None,
             max_context: None,
+            keep_order: false,
             seed: 1,
         }
     }
@@ -148,7 +151,7 @@ impl Replay {
         check(trace, config)?;
         let (mut selected, left_out) = select(trace, config);
         let mut rng = rng_for(config.seed, "replay");
-        if config.start != Start::Recorded {
+        if config.start != Start::Recorded && !config.keep_order {
             shuffle(&mut selected, &mut rng);
         }
         let sessions: Vec<Live> = selected

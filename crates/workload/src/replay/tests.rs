@@ -1,6 +1,7 @@
 //! The replay against a naive model that knows the whole schedule, driven by a virtual clock.
 
 use super::*;
+use crate::generate::generate;
 use crate::trace::{Session, Turn};
 use proptest::prelude::*;
 
@@ -372,4 +373,32 @@ fn the_default_start_is_recorded_where_there_are_times() {
     assert_eq!(Start::default_for(&trace, 8), Start::Concurrency(32));
     trace.sessions[0].start = Some(Duration::ZERO);
     assert_eq!(Start::default_for(&trace, 8), Start::Recorded);
+}
+
+#[test]
+fn a_kept_order_is_the_traces_whatever_the_seed() {
+    let trace = generate("gen:agent:sessions=12:turns=2", 1).expect("a good name");
+    let order = |keep_order: bool, seed: u64| -> Vec<u32> {
+        let config = ReplayConfig {
+            start: Start::Concurrency(1),
+            start_spread: Duration::ZERO,
+            keep_order,
+            seed,
+            ..ReplayConfig::default()
+        };
+        let mut replay = Replay::new(&trace, &config).expect("a good configuration");
+        let mut sessions: Vec<u32> = Vec::new();
+        while !replay.done() {
+            let now = replay.next_due().expect("a turn is due while some are left");
+            let turn = replay.poll_due(now).expect("it is due");
+            if sessions.last() != Some(&turn.session) {
+                sessions.push(turn.session);
+            }
+            replay.ended(now, turn);
+        }
+        sessions
+    };
+    assert_eq!(order(true, 1), (0..12).collect::<Vec<_>>());
+    assert_eq!(order(true, 2), order(true, 1));
+    assert_ne!(order(false, 2), order(false, 1));
 }
