@@ -12,9 +12,11 @@ pub mod run;
 mod sessions;
 pub mod stats;
 mod summary;
+mod workers;
 
-pub use compare::{Comparison, Source};
+pub use compare::{Comparison, Source, Verdict};
+pub use metric::Better;
 pub use record::{LeftOut, Path, RequestRecord, WorkerRecord};
-pub use run::{ClassBounds, Distribution, Experiment, Report, Run, RunRecord, SCHEMA};
+pub use run::{Balance, ClassBounds, Distribution, Experiment, Report, Run, RunRecord, SCHEMA, Worker};
 pub use sessions::Sessions;
 pub use summary::MetricSummary;

@@ -8,9 +8,11 @@ use crate::record::{LeftOut, Path, RequestRecord, WorkerRecord};
 use crate::sessions::Sessions;
 use crate::stats::{mean, quantile, rounded, sorted};
 use crate::summary::{MetricSummary, summarise};
+use crate::workers::workers;
+pub use crate::workers::{Balance, Worker};
 use homing_units::{Duration, Instant};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The name of the schema.
 pub const SCHEMA: &str = "homing.run/1";
@@ -123,8 +125,14 @@ pub struct Run {
     pub output_tokens: u64,
     /// Requests by path, failed ones too where they had one.
     pub paths: Paths,
+    /// How far into the run its first failed request ended, as a share of the run's duration (0 to 1); null without one.
+    #[serde(default)]
+    pub first_error_at_share: Option<f64>,
     /// One entry a worker.
     pub workers: Vec<Worker>,
+    /// How evenly the workers that decode were used.
+    #[serde(default)]
+    pub balance: Balance,
     /// How sessions fared.
     pub sessions: Sessions,
 }
@@ -182,6 +190,9 @@ pub struct Class {
     pub tpot_s: Distribution,
     /// Arrival to last token.
     pub latency_s: Distribution,
+    /// Longest time between two tokens.
+    #[serde(default)]
+    pub itl_max_s: Distribution,
 }
 
 /// Requests by path.
@@ -197,35 +208,6 @@ pub struct Paths {
     pub migrate: u64,
     /// See [`Path::Local`].
     pub local: u64,
-}
-
-/// The figures of one worker; null where the endpoint does not tell.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Worker {
-    /// Its name.
-    pub name: String,
-    /// What it may do; `unknown` where only its name was seen.
-    pub role: String,
-    /// Requests that it prefilled or decoded (or was to).
-    pub requests: u64,
-    /// Sessions of these.
-    pub sessions: u64,
-    /// The largest share of its KV pool that was held at once.
-    pub kv_usage_max: Option<f64>,
-    /// Times that it evicted.
-    pub evictions: Option<u64>,
-    /// Tokens that it evicted.
-    pub evicted_tokens: Option<u64>,
-    /// Tokens for each eviction.
-    pub evicted_tokens_per_event_mean: Option<f64>,
-    /// KV transfers that it received well.
-    pub transfers_in: Option<u64>,
-    /// KV transfers that it gave well.
-    pub transfers_out: Option<u64>,
-    /// KV transfers to or from it that failed.
-    pub transfer_errors: Option<u64>,
-    /// Share of the run's duration in which it ran steps.
-    pub busy_ratio: Option<f64>,
 }
 
 impl Report {
@@ -292,6 +274,7 @@ impl Run {
             sum(|request| request.cached_tokens),
         );
         let duration = duration(&run.requests);
+        let workers = workers(run, duration);
         Self {
             seed: run.seed,
             requests: run.requests.len() as u64,
@@ -308,7 +291,9 @@ impl Run {
             cached_tokens,
             output_tokens: sum(|request| request.output_tokens),
             paths: Paths::of(&run.requests),
-            workers: workers(run, duration),
+            first_error_at_share: first_error_at_share(&run.requests, duration),
+            balance: Balance::of(&workers),
+            workers,
             sessions: Sessions::of(&run.requests),
         }
     }
@@ -329,8 +314,16 @@ fn duration(requests: &[RequestRecord]) -> Duration {
     last - first
 }
 
+/// How far into the run the first failed request ended.
+fn first_error_at_share(requests: &[RequestRecord], duration: Duration) -> Option<f64> {
+    let begin = requests.iter().map(|request| request.arrival).min()?;
+    let failed = requests.iter().filter(|request| request.error.is_some());
+    let first = failed.map(|request| request.end).min()?;
+    ratio((first - begin).as_secs_f64(), duration.as_secs_f64())
+}
+
 /// A share, rounded; `None` of nothing.
-fn ratio(part: f64, whole: f64) -> Option<f64> {
+pub(crate) fn ratio(part: f64, whole: f64) -> Option<f64> {
     (whole > 0.0).then(|| rounded(part / whole))
 }
 
@@ -379,6 +372,7 @@ impl ByClass {
                 ttft_s: Distribution::of(&of_class, RequestRecord::ttft),
                 tpot_s: Distribution::of(&of_class, RequestRecord::tpot),
                 latency_s: Distribution::of(&of_class, |request| Some(request.latency())),
+                itl_max_s: Distribution::of(&of_class, |request| request.itl_max),
             }
         };
         Self {
@@ -398,63 +392,6 @@ impl Paths {
             reseed: count(Path::Reseed),
             migrate: count(Path::Migrate),
             local: count(Path::Local),
-        }
-    }
-}
-
-/// The run's workers: those on record in their order, then those of whom only the name was seen, by name.
-fn workers(run: &RunRecord, duration: Duration) -> Vec<Worker> {
-    let mut served: BTreeMap<&str, (u64, BTreeSet<u32>)> = BTreeMap::new();
-    for request in &run.requests {
-        // A worker that prefilled and decoded the same request served it once.
-        let names: BTreeSet<&str> = [&request.worker, &request.prefill_worker]
-            .into_iter()
-            .flatten()
-            .map(String::as_str)
-            .collect();
-        for name in names {
-            let (requests, sessions) = served.entry(name).or_default();
-            *requests += 1;
-            sessions.insert(request.session);
-        }
-    }
-    let mut workers: Vec<Worker> = Vec::with_capacity(run.workers.len());
-    for record in &run.workers {
-        let (requests, sessions) = served.remove(record.name.as_str()).unwrap_or_default();
-        workers.push(Worker::new(record, requests, sessions.len() as u64, duration));
-    }
-    for (name, (requests, sessions)) in served {
-        let record = WorkerRecord {
-            name: name.to_owned(),
-            role: "unknown".to_owned(),
-            ..WorkerRecord::default()
-        };
-        workers.push(Worker::new(&record, requests, sessions.len() as u64, duration));
-    }
-    workers
-}
-
-impl Worker {
-    fn new(record: &WorkerRecord, requests: u64, sessions: u64, duration: Duration) -> Self {
-        let per_event = |evictions: u64, tokens: u64| ratio(tokens as f64, evictions as f64);
-        Self {
-            name: record.name.clone(),
-            role: record.role.clone(),
-            requests,
-            sessions,
-            kv_usage_max: record.kv_usage_max.map(rounded),
-            evictions: record.evictions,
-            evicted_tokens: record.evicted_tokens,
-            evicted_tokens_per_event_mean: record
-                .evictions
-                .zip(record.evicted_tokens)
-                .and_then(|(e, t)| per_event(e, t)),
-            transfers_in: record.transfers_in,
-            transfers_out: record.transfers_out,
-            transfer_errors: record.transfer_errors,
-            busy_ratio: record
-                .busy
-                .and_then(|busy| ratio(busy.as_secs_f64(), duration.as_secs_f64())),
         }
     }
 }

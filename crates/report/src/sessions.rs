@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Buckets of the histogram, each of a fifth.
 const BUCKETS: usize = 5;
+/// Starved sessions that are named; the count has them all.
+pub const STARVED_NAMED_MAX: usize = 64;
 
 /// How sessions fared. A later turn is one whose agent had sent a request before; a session without later turns has no
 /// append rate and is in no bucket.
@@ -20,6 +22,9 @@ pub struct Sessions {
     pub append_rate_histogram: [u64; BUCKETS],
     /// Sessions in the first bucket.
     pub starved: u64,
+    /// Their names, of the first [`STARVED_NAMED_MAX`] in the trace's order: whether it is the same ones in every run.
+    #[serde(default)]
+    pub starved_sessions: Vec<String>,
     /// Their longest prompts, on average, in tokens.
     pub starved_peak_tokens_mean: Option<f64>,
     /// The longest prompts of the sessions in the last bucket, on average, in tokens.
@@ -29,6 +34,7 @@ pub struct Sessions {
 /// One session.
 #[derive(Default)]
 struct Fate<'a> {
+    name: &'a str,
     workers: BTreeSet<&'a str>,
     later: usize,
     appended: usize,
@@ -59,6 +65,12 @@ impl Sessions {
             workers_per_session_mean: mean(&workers).map(rounded),
             append_rate_histogram: std::array::from_fn(|bucket| peaks[bucket].len() as u64),
             starved: peaks[0].len() as u64,
+            starved_sessions: fates
+                .values()
+                .filter(|fate| fate.bucket() == Some(0))
+                .take(STARVED_NAMED_MAX)
+                .map(|fate| fate.name.to_owned())
+                .collect(),
             starved_peak_tokens_mean: mean(&peaks[0]).map(rounded),
             lucky_peak_tokens_mean: mean(&peaks[BUCKETS - 1]).map(rounded),
         }
@@ -67,6 +79,7 @@ impl Sessions {
 
 impl<'a> Fate<'a> {
     fn add(&mut self, request: &'a RequestRecord) {
+        self.name = &request.session_name;
         self.workers.extend(request.worker.as_deref());
         self.peak_tokens = self.peak_tokens.max(request.prompt_tokens);
         if !request.first_of_agent {

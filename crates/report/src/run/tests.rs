@@ -146,6 +146,7 @@ fn a_session_is_starved_when_under_a_fifth_of_its_later_turns_append() {
         let sessions = Sessions::of(&requests);
         assert_eq!(sessions.append_rate_histogram, expected, "{appended} of {later}");
         assert_eq!(sessions.starved, expected[0]);
+        assert_eq!(sessions.starved_sessions, vec!["s0"; expected[0] as usize]);
         let peak = |bucket: usize| (expected[bucket] == 1).then(|| f64::from(1000 + later));
         assert_eq!(
             (sessions.starved_peak_tokens_mean, sessions.lucky_peak_tokens_mean),
@@ -178,4 +179,40 @@ fn a_worker_of_whom_only_the_name_was_seen_is_reported() {
         seen,
         [("p0", "prefill", 3, 2), ("d0", "decode", 3, 2), ("d1", "unknown", 2, 1)]
     );
+}
+
+#[test]
+fn the_first_error_is_placed_in_the_run() {
+    let share = |run: &RunRecord| Run::new(run, ClassBounds::default()).first_error_at_share;
+    // It arrived at 5 s and failed at 6 s, when the last request ended.
+    assert_eq!(share(&small_run(1)), Some(1.0));
+    let mut run = small_run(1);
+    run.requests[0] = failed(run.requests[0].clone(), "transfer_failed");
+    assert_eq!(share(&run), Some(rounded(1.4 / 6.0)));
+    run.requests.iter_mut().for_each(|request| request.error = None);
+    assert_eq!(share(&run), None);
+}
+
+#[test]
+fn starved_sessions_are_named_up_to_a_bound() {
+    let later = |session: u32| request(session, 1, [0, 1, 2], 500, Path::Local, "d0");
+    let requests: Vec<RequestRecord> = (0..100).map(later).collect();
+    let sessions = Sessions::of(&requests);
+    assert_eq!((sessions.starved, sessions.starved_sessions.len()), (100, 64));
+    assert_eq!(sessions.starved_sessions[63], "s63");
+}
+
+#[test]
+fn a_document_from_before_balance_is_still_read() {
+    let mut json = serde_json::to_value(Report::new(&experiment(), &[small_run(1)])).expect("JSON");
+    let run = json["runs"][0].as_object_mut().expect("an object");
+    run.remove("balance").expect("it is there");
+    run.remove("first_error_at_share").expect("it is there");
+    run["sessions"]
+        .as_object_mut()
+        .expect("an object")
+        .remove("starved_sessions")
+        .expect("it is there");
+    let report: Report = serde_json::from_value(json).expect("an older document");
+    assert_eq!(report.runs[0].balance, Balance::default());
 }
