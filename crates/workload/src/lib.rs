@@ -11,6 +11,7 @@ mod ids;
 pub mod replay;
 pub mod stats;
 pub mod trace;
+pub mod write;
 
 pub use content::{answer_block, prompt_of, shrunk, tokens_of, words_of};
 pub use formats::{TraceError, TraceProblem, read_trace};
@@ -19,3 +20,4 @@ pub use ids::ContentIds;
 pub use replay::{LeftOut, Replay, ReplayConfig, ReplayError, Start};
 pub use stats::{Quantiles, TraceStats, stats};
 pub use trace::{Session, Trace, Turn, TurnRef};
+pub use write::{OutputFormat, losses, write_trace};
