@@ -32,6 +32,8 @@ pub(crate) struct Client {
     path: Option<Path>,
     worker: Option<usize>,
     prefill_worker: Option<usize>,
+    /// When its decode worker answered whether it takes it; nothing is sent before.
+    pub(crate) admitted: Instant,
     /// Its session, where the decode worker may keep the KV.
     pub(crate) kept_session: Option<SessionId>,
     /// Prompt tokens that were computed for it, on whatever worker.
@@ -55,6 +57,7 @@ impl Client {
             path: None,
             worker: None,
             prefill_worker: None,
+            admitted: now,
             kept_session: None,
             computed_tokens: 0,
         }

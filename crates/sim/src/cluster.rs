@@ -3,13 +3,17 @@
 //! A preset names a GPU, a count and a shape (`h200x8-2p6d`); parameters follow after colons; a TOML text says
 //! everything itself. What a step costs is the engine's `StepModel`; nothing here knows about policies or traces.
 
-use crate::stack::{FOR_EVER, Stack};
-use homing_engine::api::SlotConfig;
+mod parameters;
+mod values;
+
+use crate::nearest::nearest;
+use crate::stack::Stack;
 use homing_engine::{StepModel, StepModelError};
 use homing_router::event::Role;
 use homing_units::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use values::{bandwidth, positive};
 
 /// Workers of one cluster; more are refused.
 pub const MAX_WORKERS: u32 = 1024;
@@ -27,6 +31,15 @@ pub struct Cluster {
     pub max_running: u32,
     /// The workers, in the order of their ids.
     pub workers: Vec<WorkerSpec>,
+    /// Host memory of each worker for KV that its pool evicts, in bytes; 0 for none.
+    pub host_bytes: u64,
+    /// Bandwidth between host memory and GPU, in bytes a second and direction.
+    pub pcie_bytes_per_second: f64,
+    /// KV from another worker lands in host memory and crosses PCIe after its last byte, as without GPU-direct RDMA.
+    pub staging: bool,
+    /// What a request pays for each token of its prompt before its first step, beside the step model's front end: the
+    /// tokeniser and the copies of ids. 0 by default, for want of a published figure.
+    pub front_end_per_token: Duration,
     /// What of the papers' stack it has; nothing by default.
     pub stack: Stack,
 }
@@ -47,16 +60,34 @@ pub struct WorkerSpec {
 pub enum ClusterError {
     /// No preset has this name.
     #[error(
-        "no cluster `{name}`, expected one of {PRESETS}, another GPU, count and shape such as `h20x8-3p5d`, or a TOML file"
+        "no cluster `{name}`, did you mean `{nearest}`? (known: {PRESETS}, another GPU, count and shape such as `h20x8-3p5d`, or a TOML file)"
     )]
     Unknown {
         /// The name.
         name: String,
+        /// The most similar preset.
+        nearest: &'static str,
     },
     /// A parameter that no cluster has.
-    #[error(
-        "cluster parameter `{parameter}`, expected one of `kv=136000`, `nic=40GBps`, `chunk=8192`, `host=0`, `engine=session-slot`, `rho=0.95`, `soft_cap=8`, `correction_crash=on`, `transfer_timeout=32s`, `dead_peers=on`, `probe=2ms`, `poll=20ms`"
-    )]
+    #[error("no cluster parameter `{name}`, did you mean `{nearest}`? (known: {known})")]
+    UnknownParameter {
+        /// Its name.
+        name: String,
+        /// The most similar one.
+        nearest: &'static str,
+        /// All, with examples.
+        known: String,
+    },
+    /// An engine that there is not.
+    #[error("no engine `{name}`, did you mean `{nearest}`? (known: `block`, `session-slot`, `vllm`)")]
+    UnknownEngine {
+        /// The name.
+        name: String,
+        /// The most similar one.
+        nearest: &'static str,
+    },
+    /// A parameter that is not `name=value`, or is given twice.
+    #[error("cluster parameter `{parameter}`: expected `name=value`, each name once")]
     Parameter {
         /// As it was given.
         parameter: String,
@@ -69,16 +100,6 @@ pub enum ClusterError {
         /// What was given.
         value: String,
         /// What was expected.
-        expected: &'static str,
-    },
-    /// A part of `cli.md`'s contract that this version does not have.
-    #[error("cluster parameter `{name}={value}` is not supported yet, expected {expected}")]
-    NotYet {
-        /// The parameter.
-        name: &'static str,
-        /// What was given.
-        value: String,
-        /// What works now.
         expected: &'static str,
     },
     /// The TOML text is wrong.
@@ -108,6 +129,18 @@ const GPUS: [(&str, &str, u32); 4] = [
     ("b200", "b200-qwen3-30b", 1_000_000),
 ];
 
+/// Those that the documentation names, for a suggestion.
+const PRESET_NAMES: [&str; 6] = [
+    "h100x8-dp",
+    "h100x8-2p6d",
+    "h200x8-dp",
+    "h200x8-2p6d",
+    "h200x4-1p3d",
+    "h20x8-dp",
+];
+
+/// PCIe 5 moves 45 to 54 GB a second between host memory and a GPU.
+const DEFAULT_PCIE_BYTES_PER_SECOND: f64 = 50e9;
 const DEFAULT_MAX_BATCH_TOKENS: u32 = 8192;
 const DEFAULT_MAX_RUNNING: u32 = 256;
 
@@ -121,9 +154,10 @@ impl Cluster {
         let name = parts.next().unwrap_or_default();
         let mut cluster = Self::plain_preset(name)?;
         cluster.name = spec.to_owned();
-        for parameter in parts {
-            cluster.apply(parameter)?;
-        }
+        let given: Vec<(&str, &str)> = parts
+            .map(|part| part.split_once('=').ok_or_else(|| parameters::malformed(part)))
+            .collect::<Result<_, _>>()?;
+        parameters::apply(&mut cluster, &given)?;
         Ok(cluster)
     }
 
@@ -139,21 +173,28 @@ impl Cluster {
             StepModelFile::Table(table) => StepModel::from_toml(&table.to_string())?,
         };
         if let Some(nic) = file.nic {
-            step_model.nic_bytes_per_second = bandwidth(&nic)?;
+            step_model.nic_bytes_per_second = bandwidth("nic", &nic)?;
         }
         let mut workers = Vec::new();
         for group in &file.workers {
             let kv_tokens = group.kv_tokens.unwrap_or(step_model.kv_tokens);
             add_workers(&mut workers, group.role, group.count, kv_tokens)?;
         }
-        let cluster = Self {
-            name: name.to_owned(),
-            step_model,
+        let mut cluster = Self {
             max_batch_tokens: positive("max_batch_tokens", file.max_batch_tokens)?,
             max_running: positive("max_running", file.max_running)?,
-            workers,
-            stack: Stack::default(),
+            ..Self::plain(name, step_model, workers)
         };
+        let texts: Vec<(String, String)> = file
+            .parameters
+            .into_iter()
+            .map(|(name, value)| (name, text_of(value)))
+            .collect();
+        let given: Vec<(&str, &str)> = texts
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        parameters::apply(&mut cluster, &given)?;
         cluster.check_roles()?;
         Ok(cluster)
     }
@@ -170,7 +211,10 @@ impl Cluster {
     }
 
     fn plain_preset(name: &str) -> Result<Self, ClusterError> {
-        let unknown = || ClusterError::Unknown { name: name.to_owned() };
+        let unknown = || ClusterError::Unknown {
+            name: name.to_owned(),
+            nearest: nearest(name, PRESET_NAMES.into_iter()).unwrap_or_default(),
+        };
         let (size, shape) = name.split_once('-').ok_or_else(unknown)?;
         let (gpu, count) = size.split_once('x').ok_or_else(unknown)?;
         let count: u32 = count.parse().map_err(|_| unknown())?;
@@ -189,68 +233,25 @@ impl Cluster {
             add_workers(&mut workers, Role::Prefill, prefill, *kv_tokens)?;
             add_workers(&mut workers, Role::Decode, decode, *kv_tokens)?;
         }
-        let cluster = Self {
-            name: name.to_owned(),
-            step_model: StepModel::profile(profile)?,
-            max_batch_tokens: DEFAULT_MAX_BATCH_TOKENS,
-            max_running: DEFAULT_MAX_RUNNING,
-            workers,
-            stack: Stack::default(),
-        };
+        let cluster = Self::plain(name, StepModel::profile(profile)?, workers);
         cluster.check_roles()?;
         Ok(cluster)
     }
 
-    fn apply(&mut self, parameter: &str) -> Result<(), ClusterError> {
-        let wrong = || ClusterError::Parameter {
-            parameter: parameter.to_owned(),
-        };
-        let (name, value) = parameter.split_once('=').ok_or_else(wrong)?;
-        match name {
-            "kv" => {
-                let kv_tokens = positive("kv", tokens(value)?)?;
-                self.workers.iter_mut().for_each(|worker| worker.kv_tokens = kv_tokens);
-            }
-            "nic" => self.step_model.nic_bytes_per_second = bandwidth(value)?,
-            "chunk" => self.max_batch_tokens = positive("chunk", tokens(value)?)?,
-            "engine" => self.stack.slots = engine(value)?,
-            "rho" => self.slots("rho")?.capacity_factor = share("rho", value)?,
-            "soft_cap" => {
-                let cap = tokens(value)?;
-                self.slots("soft_cap")?.soft_cap = (cap > 0).then_some(cap);
-            }
-            "correction_crash" => self.slots("correction_crash")?.correction_crash = switch("correction_crash", value)?,
-            "transfer_timeout" => self.stack.transfer_timeout = Some(duration("transfer_timeout", value)?),
-            "dead_peers" => {
-                self.stack.dead_peers = match value {
-                    "off" => None,
-                    "on" => Some(FOR_EVER),
-                    _ => Some(duration("dead_peers", value)?),
-                }
-            }
-            "probe" => self.stack.probe = duration("probe", value)?,
-            "poll" => self.stack.poll = duration("poll", value)?,
-            "host" if value == "0" => {}
-            "host" => {
-                let expected = "`host=0`: no KV in host memory";
-                return Err(ClusterError::NotYet {
-                    name: "host",
-                    value: value.to_owned(),
-                    expected,
-                });
-            }
-            _ => return Err(wrong()),
+    /// A cluster with nothing but its workers.
+    fn plain(name: &str, step_model: StepModel, workers: Vec<WorkerSpec>) -> Self {
+        Self {
+            name: name.to_owned(),
+            step_model,
+            max_batch_tokens: DEFAULT_MAX_BATCH_TOKENS,
+            max_running: DEFAULT_MAX_RUNNING,
+            workers,
+            host_bytes: 0,
+            pcie_bytes_per_second: DEFAULT_PCIE_BYTES_PER_SECOND,
+            staging: false,
+            front_end_per_token: Duration::ZERO,
+            stack: Stack::default(),
         }
-        Ok(())
-    }
-
-    /// The slots' rules, if there are slots.
-    fn slots(&mut self, name: &'static str) -> Result<&mut SlotConfig, ClusterError> {
-        self.stack.slots.as_mut().ok_or(ClusterError::Value {
-            name,
-            value: "given".to_owned(),
-            expected: "it after `engine=session-slot`",
-        })
     }
 
     fn check_roles(&self) -> Result<(), ClusterError> {
@@ -280,6 +281,8 @@ struct ClusterFile {
     max_batch_tokens: u32,
     #[serde(default = "default_max_running")]
     max_running: u32,
+    #[serde(default)]
+    parameters: toml::Table,
     workers: Vec<WorkerGroup>,
 }
 
@@ -332,110 +335,20 @@ fn split_shape(shape: &str) -> Option<(u32, u32)> {
     Some((prefill.parse().ok()?, decode.parse().ok()?))
 }
 
-fn positive(name: &'static str, value: u32) -> Result<u32, ClusterError> {
+/// A parameter's value in a file as it is written after a preset.
+fn text_of(value: toml::Value) -> String {
     match value {
-        0 => Err(ClusterError::Value {
-            name,
-            value: "0".to_owned(),
-            expected: "at least 1",
-        }),
-        value => Ok(value),
+        toml::Value::String(text) => text,
+        toml::Value::Boolean(on) => if on { "on" } else { "off" }.to_owned(),
+        other => other.to_string(),
     }
-}
-
-/// A count of tokens: `92000`, `92K` or `1M`.
-fn tokens(text: &str) -> Result<u32, ClusterError> {
-    let (digits, factor) = match text.strip_suffix('K') {
-        Some(digits) => (digits, 1_000),
-        None => text.strip_suffix('M').map_or((text, 1), |digits| (digits, 1_000_000)),
-    };
-    digits
-        .parse::<u32>()
-        .ok()
-        .and_then(|count| count.checked_mul(factor))
-        .ok_or_else(|| ClusterError::Value {
-            name: "kv",
-            value: text.to_owned(),
-            expected: "a count of tokens such as `92000` or `92K`",
-        })
-}
-
-/// Who holds KV between requests.
-fn engine(text: &str) -> Result<Option<SlotConfig>, ClusterError> {
-    match text {
-        "block" => Ok(None),
-        "session-slot" => Ok(Some(SlotConfig::default())),
-        "vllm" => Err(ClusterError::NotYet {
-            name: "engine",
-            value: text.to_owned(),
-            expected: "`engine=block` or `engine=session-slot`",
-        }),
-        _ => Err(ClusterError::Value {
-            name: "engine",
-            value: text.to_owned(),
-            expected: "`block` or `session-slot`",
-        }),
-    }
-}
-
-fn switch(name: &'static str, text: &str) -> Result<bool, ClusterError> {
-    match text {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(ClusterError::Value {
-            name,
-            value: text.to_owned(),
-            expected: "`on` or `off`",
-        }),
-    }
-}
-
-fn share(name: &'static str, text: &str) -> Result<f64, ClusterError> {
-    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| ClusterError::Value {
-        name,
-        value: text.to_owned(),
-        expected: "a share from 0 to 1",
-    })
-}
-
-/// A time: `32s` or `5ms`.
-fn duration(name: &'static str, text: &str) -> Result<Duration, ClusterError> {
-    let (digits, unit) = match text.strip_suffix("ms") {
-        Some(digits) => (digits, 0.001),
-        None => (text.strip_suffix('s').unwrap_or_default(), 1.0),
-    };
-    let seconds = digits.parse::<f64>().ok().map(|number| number * unit);
-    let seconds = seconds.filter(|seconds| (0.0..=1e6).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| ClusterError::Value {
-        name,
-        value: text.to_owned(),
-        expected: "a time such as `32s` or `5ms`",
-    })
-}
-
-/// Bytes a second: `40GBps` or `400Gbps`.
-fn bandwidth(text: &str) -> Result<f64, ClusterError> {
-    let (digits, factor) = match text.strip_suffix("GBps") {
-        Some(digits) => (digits, 1e9),
-        None => text
-            .strip_suffix("Gbps")
-            .map_or(("", 0.0), |digits| (digits, 1e9 / 8.0)),
-    };
-    let value = digits
-        .parse::<f64>()
-        .ok()
-        .filter(|value| value.is_finite() && *value > 0.0);
-    value.map(|value| value * factor).ok_or_else(|| ClusterError::Value {
-        name: "nic",
-        value: text.to_owned(),
-        expected: "a bandwidth such as `40GBps` or `400Gbps`",
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stack::LoopAdmission;
+    use homing_engine::api::EngineKind;
 
     #[test]
     fn presets_have_their_workers() {
@@ -469,22 +382,80 @@ mod tests {
             let error = Cluster::preset(spec).expect_err(spec).to_string();
             assert!(error.contains(expected), "{spec}: {error}");
         };
-        check("h300x8-dp", "expected one of `h100x8-dp`");
-        check("h100", "expected one of `h100x8-dp`");
+        check("h300x8-dp", "did you mean `h100x8-dp`?");
+        check("h200x8-2p6", "did you mean `h200x8-2p6d`?");
+        check("h100", "did you mean `h100x8-dp`?");
         check("h100x8-2p5d", "a shape that uses every GPU");
         check("h100x2-0p2d", "no worker that prefills");
+        check("h100x2-2p0d", "no worker that decodes");
         check("h100x9999-dp", "1,024 in all at most");
         check("h100x0-dp", "no worker that prefills");
         check("h100x8-dp:kv=lots", "`kv` is `lots`, expected a count of tokens");
         check("h100x8-dp:kv=0", "at least 1");
+        check("h100x8-dp:kv=1K:kv=2K", "expected `name=value`, each name once");
+        check("h100x8-dp:kv", "expected `name=value`, each name once");
         check("h100x8-dp:nic=40", "expected a bandwidth such as `40GBps`");
-        check("h100x8-dp:rho=0.9", "expected it after `engine=session-slot`");
-        check("h100x8-dp:engine=session-slot:rho=2", "expected a share from 0 to 1");
+        check("h100x8-dp:pcie=0GBps", "`pcie` is `0GBps`, expected a bandwidth");
+        check("h100x8-dp:rho=0.9", "expected it together with `engine=session-slot`");
+        check("h100x8-dp:rho=2:engine=session-slot", "expected a share from 0 to 1");
         check("h100x8-dp:transfer_timeout=32", "expected a time such as `32s`");
-        check("h100x8-dp:engine=vllm", "is not supported yet");
-        check("h100x8-dp:engine=x", "expected `block` or `session-slot`");
-        check("h100x8-dp:host=64GiB", "is not supported yet");
-        check("h100x8-dp:gpu=1", "cluster parameter `gpu=1`, expected one of");
+        check(
+            "h100x8-dp:dead_peers=on",
+            "expected it together with `transfer_timeout=32s`",
+        );
+        check("h100x8-dp:probe=2ms", "expected it together with `admission=loop`");
+        check("h100x8-dp:admission=loop:poll=1", "expected a frequency from `0.001Hz`");
+        check("h100x8-dp:admission=lop", "expected `snapshot` or `loop`");
+        check(
+            "h100x8-dp:engine=sesion-slot",
+            "no engine `sesion-slot`, did you mean `session-slot`?",
+        );
+        check("h100x8-dp:host=64", "`host` is `64`, expected bytes such as `64GiB`");
+        check("h100x8-dp:staging=yes", "expected `on` or `off`");
+        check(
+            "h100x8-dp:transfertimeout=32s",
+            "did you mean `transfer_timeout`? (known: `kv=136K`",
+        );
+    }
+
+    #[test]
+    fn parameters_set_what_they_say_in_any_order() {
+        let check = |spec: &str, same: &str| {
+            let (mut left, right) = (Cluster::preset(spec).expect(spec), Cluster::preset(same).expect(same));
+            left.name.clone_from(&right.name);
+            assert_eq!(left, right, "{spec} and {same}");
+        };
+        check(
+            "h100x8-2p6d:rho=0.9:engine=session-slot",
+            "h100x8-2p6d:engine=session-slot:rho=0.9",
+        );
+        check(
+            "h100x8-dp:engine=block:host=0:staging=off:admission=snapshot:transfer_timeout=off:dead_peers=off",
+            "h100x8-dp",
+        );
+        check(
+            "h100x8-dp:admission=loop",
+            "h100x8-dp:poll=off:probe=2ms:admission=loop",
+        );
+        let spec = "h100x8-2p6d:chunk=1400:host=64GiB:pcie=45GBps:front_end=30ms:front_end_token=1us:engine=session-slot:soft_cap=8\
+                    :correction_crash=on:transfer_timeout=32s:dead_peers=60s:admission=loop:probe=5ms:poll=0.5Hz";
+        let cluster = Cluster::preset(spec).expect(spec);
+        let EngineKind::SessionSlot(slots) = cluster.stack.engine else {
+            panic!("{:?}", cluster.stack.engine)
+        };
+        assert_eq!((slots.soft_cap, slots.correction_crash), (Some(8), true));
+        assert_eq!((cluster.max_batch_tokens, cluster.host_bytes), (1400, 64 << 30));
+        assert_eq!(cluster.front_end_per_token, Duration::from_micros(1));
+        assert!(
+            (cluster.step_model.front_end_ms - 30.0).abs() < 1e-9 && (cluster.pcie_bytes_per_second - 45e9).abs() < 1.0
+        );
+        assert_eq!(cluster.stack.transfer_timeout, Some(Duration::from_secs(32)));
+        assert_eq!(cluster.stack.dead_peers, Some(Duration::from_secs(60)));
+        let admission = LoopAdmission {
+            probe: Duration::from_millis(5),
+            poll_every: Some(Duration::from_secs(2)),
+        };
+        assert_eq!(cluster.stack.admission, Some(admission));
     }
 
     #[test]

@@ -85,6 +85,16 @@ pub enum SimError {
         /// Tokens in a block of the trace.
         block_size: u32,
     },
+    /// No worker can hold any prompt of the trace (wrong input: exit code 2).
+    #[error(
+        "the largest worker that decodes has room for `{room}` tokens, expected at least `{wanted}`: the shortest prompt of the trace and a token of its answer"
+    )]
+    NothingFits {
+        /// Its room for KV in tokens.
+        room: u32,
+        /// What the shortest prompt of the trace needs.
+        wanted: u32,
+    },
     /// A fault names a worker that does not exist (wrong input: exit code 2).
     #[error("a fault names worker `{worker}`, expected one of `{workers}` workers")]
     NoSuchWorker {
@@ -120,7 +130,7 @@ impl SimError {
     #[must_use]
     pub const fn is_wrong_input(&self) -> bool {
         match self {
-            Self::Replay(_) | Self::PoolTooSmall { .. } | Self::NoSuchWorker { .. } => true,
+            Self::Replay(_) | Self::PoolTooSmall { .. } | Self::NothingFits { .. } | Self::NoSuchWorker { .. } => true,
             Self::Check { .. } | Self::Stuck { .. } => false,
         }
     }

@@ -11,12 +11,13 @@ mod fault;
 mod heap;
 mod legs;
 mod logs;
+mod nearest;
 mod network;
 mod node;
 mod noise;
 mod replay_events;
 mod simulation;
-mod stack;
+pub mod stack;
 
 pub use cluster::{Cluster, ClusterError, WorkerSpec};
 pub use config::{SimConfig, SimError, SimOutcome};

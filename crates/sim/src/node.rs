@@ -27,15 +27,15 @@ pub(crate) struct Node {
     pub(crate) epoch: BootEpoch,
     /// `None` while it is down.
     pub(crate) engine: Option<Engine>,
-    /// The step that runs, with its end.
+    /// The step that runs.
     pub(crate) step: Option<Step>,
-    /// When the engine's timer is planned.
-    /// When the step that runs ends.
-    pub(crate) step_ends: Instant,
+    /// When it ends.
+    step_ends: Instant,
     /// Scheduler time that questions have cost, paid with the next step.
-    pub(crate) owed: Duration,
+    owed: Duration,
     /// What it last answered a router that asks before each turn.
     pub(crate) asked: Option<LoadReport>,
+    /// When the engine's timer is planned.
     pub(crate) armed: Option<Instant>,
     /// Exports that are held, by the engine's id.
     pub(crate) exports: BTreeSet<RequestId>,
@@ -73,7 +73,8 @@ impl Node {
             kv_blocks: spec.kv_tokens / block_size,
             max_batch_tokens: cluster.max_batch_tokens,
             max_running: cluster.max_running,
-            kind: cluster.stack.engine(spec.role.decodes()),
+            kind: cluster.stack.engine_of(spec.role.decodes()),
+            host_blocks: host_blocks(cluster, block_size),
             max_context_tokens: MAX_CONTEXT_TOKENS.min(spec.kv_tokens / block_size * block_size),
             ..EngineConfig::default()
         };
@@ -133,13 +134,24 @@ impl Node {
         matches!(self.config.kind, EngineKind::SessionSlot(_))
     }
 
-    /// Begins a step; says how long it takes.
-    pub(crate) fn begin(&mut self, step: Step) -> Duration {
+    /// Its scheduler is asked something: when it answers. While a step runs that is after the step and after what it was asked
+    /// before, and the next step begins later by what the question costs.
+    pub(crate) fn ask(&mut self, now: Instant, cost: Duration) -> Instant {
+        if self.step.is_none() {
+            return now + cost;
+        }
+        self.owed += cost;
+        self.step_ends + self.owed
+    }
+
+    /// Begins a step; says when it ends.
+    pub(crate) fn begin(&mut self, now: Instant, step: Step) -> Instant {
         let computes = self.noise.apply(self.model.step_time(&StepShape::from(&step)));
         let duration = computes + std::mem::take(&mut self.owed);
         self.counts.busy += duration;
         self.step = Some(step);
-        duration
+        self.step_ends = now + duration;
+        self.step_ends
     }
 
     /// KV of so many blocks, in bytes.
@@ -188,6 +200,8 @@ impl Node {
         self.close_life();
         self.engine = None;
         self.step = None;
+        self.owed = Duration::ZERO;
+        self.asked = None;
         self.armed = None;
         self.exports.clear();
         self.kept.clear();
@@ -230,6 +244,12 @@ impl Node {
             busy: Some(counts.busy),
         }
     }
+}
+
+/// Blocks that fit into the host memory of a worker.
+fn host_blocks(cluster: &Cluster, block_size: u32) -> u32 {
+    let block_bytes = cluster.step_model.kv_bytes(u64::from(block_size)).max(1);
+    u32::try_from(cluster.host_bytes / block_bytes).unwrap_or(u32::MAX)
 }
 
 /// With a transfer timeout of its own a worker's leases outlast it.

@@ -3,41 +3,67 @@
 //! be told from what the others cause.
 //!
 //! Sources: the failure taxonomy (§1 cascade, §3 evict storm, §5 correction crash) and the validation report (§2 idle-only
-//! trimming and 32 s timeouts, §4 admission in the loop, §5 dead peers).
+//! trimming and 32 s timeouts, §4 admission in the loop and 1 Hz status polling, §5 dead peers).
+//!
+//! Assumed, where they are silent:
+//! - A question costs the scheduler [`PROBE`]: the loop stops for it, walks all session slots in Python and answers over a
+//!   socket. A status poll, which collects more, costs the same.
+//! - A question that finds a step running is answered after that step; an idle scheduler answers at once, and nobody else
+//!   pays for it.
+//! - The router asks one worker a turn, the one that it chose (report §4: "still once for each turn").
+//! - A worker that was restarted is on no list of dead peers: it comes back under another address.
+//! - A process that died serves again after [`RESTART_AFTER`].
 
-use homing_engine::api::{EngineKind, SlotConfig};
+use homing_engine::api::EngineKind;
 use homing_units::Duration;
 
 /// The parts of the papers' stack that a cluster has.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stack {
-    /// Session slots on workers that decode.
-    pub slots: Option<SlotConfig>,
+    /// Who holds KV between requests. Session slots are on workers that decode and on no others.
+    pub engine: EngineKind,
     /// KV that is ready and was not fetched for so long is a failed transfer (`mc-transfer-timeout`; 32 s in the papers).
     pub transfer_timeout: Option<Duration>,
     /// After such a failure the prefill worker takes the decode worker for dead for so long: every transfer to it fails at
-    /// once. [`FOR_EVER`] in the papers.
+    /// once, and those under way are aborted. [`FOR_EVER`] in the papers.
     pub dead_peers: Option<Duration>,
-    /// Time that one admission question costs the scheduler of the worker that is asked. Admission is answered from a
-    /// snapshot where it is zero.
-    pub probe: Duration,
-    /// Time that status polling costs each scheduler in a second.
-    pub poll: Duration,
+    /// Admission inside the scheduler's loop; without it a snapshot answers, which costs nothing.
+    pub admission: Option<LoopAdmission>,
 }
+
+/// Admission inside the scheduler's loop.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoopAdmission {
+    /// Scheduler time that one question costs.
+    pub probe: Duration,
+    /// Status is polled so often, each time at the cost of a question; `None` for never.
+    pub poll_every: Option<Duration>,
+}
+
+/// What a question costs unless told otherwise.
+pub const PROBE: Duration = Duration::from_millis(2);
 
 /// A peer that was taken for dead stays so.
 pub const FOR_EVER: Duration = Duration::MAX;
 
-/// How long a process that died takes until it serves again: weights are loaded from a page cache. Assumed; the papers' run
-/// was over at that point.
+/// How long a process that died takes until it serves again: weights are loaded from a page cache.
 pub(crate) const RESTART_AFTER: Duration = Duration::from_secs(60);
+
+impl Default for LoopAdmission {
+    fn default() -> Self {
+        Self {
+            probe: PROBE,
+            poll_every: None,
+        }
+    }
+}
 
 impl Stack {
     /// Who holds KV between requests on a worker that decodes, or does not.
-    pub(crate) fn engine(&self, decodes: bool) -> EngineKind {
-        match self.slots.filter(|_| decodes) {
-            Some(slots) => EngineKind::SessionSlot(slots),
-            None => EngineKind::Block,
+    pub(crate) const fn engine_of(&self, decodes: bool) -> EngineKind {
+        match self.engine {
+            EngineKind::SessionSlot(_) if !decodes => EngineKind::Block,
+            engine => engine,
         }
     }
 }

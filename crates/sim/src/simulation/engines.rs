@@ -6,6 +6,7 @@ use homing_engine::api::{
     Export, ExportEnd, FinishReason, Finished, Input, KvChange, Output, Reject, Sampled, StepItem, Submit, Transfer,
     Trimmed,
 };
+use homing_kv::Tier;
 use homing_report::logs::{Admission, EvictionLine, seconds};
 use homing_router::action::KvUse;
 use homing_router::event::{Event, FailureCause, Leg, LegUsage};
@@ -17,13 +18,12 @@ impl Simulation<'_> {
         let Some(leg) = self.legs.get_mut(engine_id) else {
             return;
         };
-        let node = &mut self.nodes[leg.node];
-        let Some(engine) = node.engine.as_mut() else {
+        if self.nodes[leg.node].engine.is_none() {
             let leg = leg.id;
             self.legs.remove(engine_id);
             self.fail_leg(leg, FailureCause::Unreachable);
             return;
-        };
+        }
         if self.dropped_for_dead(engine_id) {
             return;
         }
@@ -122,8 +122,7 @@ impl Simulation<'_> {
             match output {
                 Output::Step(step) => {
                     let node = &mut self.nodes[index];
-                    let ends = self.now + node.begin(step);
-                    node.step_ends = ends;
+                    let ends = node.begin(self.now, step);
                     self.heap.plan(
                         ends,
                         Rank::Step,
@@ -142,9 +141,10 @@ impl Simulation<'_> {
                 Output::Finished(finished) => self.leg_finished(&finished),
                 Output::Trimmed(trimmed) => self.log_trim(index, trimmed),
                 Output::Crashed { .. } => return self.die(index),
-                Output::Reload(_) => unreachable!("no worker is configured with a host tier"),
+                Output::Reload(reload) => self.begin_reload(index, &reload),
                 Output::Kv(event) => {
                     self.log_eviction(index, &event.change);
+                    self.spill(index, &event.change);
                     changes.push(event.change);
                 }
             }
@@ -233,12 +233,17 @@ impl Simulation<'_> {
     fn count_computed(&mut self, request: RequestId, finished: &Finished) {
         let usage = finished.usage;
         if let Some(client) = self.clients.get_mut(&request) {
-            client.computed_tokens += usage.prompt_tokens - usage.local_cached_tokens - usage.imported_tokens;
+            client.computed_tokens +=
+                usage.prompt_tokens - usage.local_cached_tokens - usage.host_cached_tokens - usage.imported_tokens;
         }
     }
 
     fn log_eviction(&mut self, index: usize, change: &KvChange) {
-        let KvChange::Removed { hashes, .. } = change else {
+        let KvChange::Removed {
+            hashes,
+            tier: Tier::Gpu,
+        } = change
+        else {
             return;
         };
         if self.nodes[index].has_slots() {

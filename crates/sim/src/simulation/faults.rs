@@ -14,6 +14,7 @@ impl Simulation<'_> {
                 let node = &mut self.nodes[worker.0 as usize];
                 if node.engine.is_none() {
                     node.restart();
+                    self.dead_peers.forget(worker.0 as usize);
                 }
             }
         }

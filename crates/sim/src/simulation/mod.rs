@@ -19,7 +19,7 @@ use crate::fault::Fault;
 use crate::heap::{Heap, Rank};
 use crate::legs::Legs;
 use crate::logs::Logs;
-use crate::network::Network;
+use crate::network::{Network, Pcie};
 use crate::node::Node;
 use homing_report::{LeftOut, RequestRecord};
 use homing_router::event::Event;
@@ -55,12 +55,20 @@ enum Wake {
     EngineTimer { node: usize, epoch: BootEpoch },
     /// A transfer ends (the puller's id).
     PullEnds(RequestId),
+    /// KV is back from host memory (the engine's id of whom it is for).
+    ReloadEnds {
+        node: usize,
+        epoch: BootEpoch,
+        id: RequestId,
+    },
     /// The router hears of something.
     News(Box<Event>),
     /// The router wants to be told the time.
     RouterTimer,
     /// Liveness and load are probed.
     Probe,
+    /// Status is polled, inside the schedulers' loops.
+    Poll,
     /// Something goes wrong (its index).
     Fault(usize),
     /// KV that was ready should have been fetched by now (the export's id).
@@ -84,6 +92,7 @@ pub(crate) struct Simulation<'a> {
     nodes: Vec<Node>,
     names: Vec<String>,
     network: Network,
+    pcie: Pcie,
     /// Engines that have something to say.
     changed: BTreeSet<usize>,
     /// What the router is to be told at this instant.
@@ -165,6 +174,7 @@ impl<'a> Simulation<'a> {
             router_armed: None,
             names: nodes.iter().map(|node| node.spec.name.clone()).collect(),
             network: Network::new(&cluster.step_model, nodes.len()),
+            pcie: Pcie::new(cluster.pcie_bytes_per_second, nodes.len()),
             nodes,
             changed: BTreeSet::new(),
             news: VecDeque::new(),
@@ -189,6 +199,7 @@ impl<'a> Simulation<'a> {
         let joined: Vec<Event> = self.nodes.iter().map(|node| Event::WorkerJoined(node.info())).collect();
         self.news.extend(joined);
         self.heap.plan(Instant::ZERO, Rank::Report, Wake::Probe);
+        self.plan_poll();
         for (index, (at, _)) in self.config.faults.iter().enumerate() {
             self.heap.plan(*at, Rank::Fault, Wake::Fault(index));
         }
@@ -210,13 +221,13 @@ impl<'a> Simulation<'a> {
 
     /// Runs on for a while without probes, so that leases end and late events arrive.
     fn rest(&mut self) -> Result<(), SimError> {
-        let until = self.now + REST_AFTER;
+        let until = self.now + REST_AFTER + self.config.cluster.stack.transfer_timeout.unwrap_or_default();
         while let Some((at, wake)) = self.heap.pop() {
             if at > until {
                 break;
             }
             self.now = at;
-            if !matches!(wake, Wake::Probe) {
+            if !matches!(wake, Wake::Probe | Wake::Poll) {
                 self.wake(wake);
                 self.settle()?;
             }
@@ -243,9 +254,11 @@ impl<'a> Simulation<'a> {
             Wake::StepEnds { node, epoch } => self.end_step(node, epoch),
             Wake::EngineTimer { node, epoch } => self.engine_timer(node, epoch),
             Wake::PullEnds(puller) => self.end_pull(puller),
+            Wake::ReloadEnds { node, epoch, id } => self.end_reload(node, epoch, id),
             Wake::News(event) => self.news.push_back(*event),
             Wake::RouterTimer => self.router_timer(),
             Wake::Probe => self.probe(),
+            Wake::Poll => self.poll_status(),
             Wake::Fault(index) => self.fault(self.config.faults[index].1),
             Wake::TransferTimeout(export) => self.transfer_timeout(export),
             Wake::Restart(worker) => self.fault(Fault::WorkerRestart(worker)),
@@ -329,16 +342,8 @@ fn rings(armed: &mut Option<Instant>, now: Instant) -> bool {
 }
 
 fn check_input(trace: &Trace, config: &SimConfig) -> Result<(), SimError> {
+    check_pools(trace, config)?;
     let workers = config.cluster.workers.len();
-    for worker in &config.cluster.workers {
-        if worker.kv_tokens < trace.block_size {
-            return Err(SimError::PoolTooSmall {
-                worker: worker.name.clone(),
-                kv_tokens: worker.kv_tokens,
-                block_size: trace.block_size,
-            });
-        }
-    }
     let known = |worker: WorkerId| (worker.0 as usize) < workers;
     match config
         .faults
@@ -350,6 +355,26 @@ fn check_input(trace: &Trace, config: &SimConfig) -> Result<(), SimError> {
             worker: worker.0,
             workers,
         }),
+        None => Ok(()),
+    }
+}
+
+/// A pool holds a block at least, and some worker can serve some turn.
+fn check_pools(trace: &Trace, config: &SimConfig) -> Result<(), SimError> {
+    for worker in &config.cluster.workers {
+        if worker.kv_tokens < trace.block_size {
+            return Err(SimError::PoolTooSmall {
+                worker: worker.name.clone(),
+                kv_tokens: worker.kv_tokens,
+                block_size: trace.block_size,
+            });
+        }
+    }
+    let turns = trace.sessions.iter().flat_map(|session| &session.turns);
+    let smallest = turns.map(|turn| turn.prompt_tokens.saturating_add(1)).min();
+    let room = config.cluster.largest_decode_tokens();
+    match smallest.filter(|smallest| *smallest > room) {
+        Some(wanted) => Err(SimError::NothingFits { room, wanted }),
         None => Ok(()),
     }
 }

@@ -63,7 +63,7 @@ impl Simulation<'_> {
         if let Some(client) = self.clients.get_mut(&request) {
             client.decided(decision);
         }
-        self.pay_for_question(decision);
+        self.ask_for_admission(decision);
         self.unplanned.remove(&request);
         self.logs.add(|| decision_line(self.now, decision, &self.names));
         self.log_admission(request, Some(decision.decode), Admission::Admitted, &decision.reason);
@@ -101,9 +101,11 @@ impl Simulation<'_> {
         if let Some(leg) = self.legs.get_mut(engine_id).filter(|leg| leg.id.leg == Leg::Decode) {
             leg.session = keeps;
         }
-        let front_end = self.config.cluster.step_model.front_end();
-        let passes = (self.now + front_end).max(self.answers_at(dispatch.worker.0 as usize));
-        self.heap.plan(passes, Rank::Arrival, Wake::Arrival(engine_id));
+        let cluster = &self.config.cluster;
+        let front_end = cluster.step_model.front_end() + cluster.front_end_per_token * client.prompt.tokens;
+        let sent = self.now.max(client.admitted);
+        self.heap
+            .plan(sent + front_end, Rank::Arrival, Wake::Arrival(engine_id));
     }
 
     fn cancel(&mut self, leg: LegId) {
@@ -168,7 +170,6 @@ impl Simulation<'_> {
     /// One worker answers its probes, or does not.
     pub(super) fn probe_worker(&mut self, index: usize, sample: bool) {
         let node = &mut self.nodes[index];
-        node.owed += self.config.cluster.stack.poll;
         let load = node.load();
         let snapshot = node.engine.as_ref().map(|engine| engine.snapshot());
         if let Some(load) = snapshot.filter(|_| sample && node.sampled != snapshot) {

@@ -4,7 +4,6 @@ use super::{Simulation, Wake};
 use crate::fault::Fault;
 use crate::heap::Rank;
 use crate::stack::{FOR_EVER, RESTART_AFTER};
-use homing_engine::api::Input;
 use homing_report::logs::{TransferLine, seconds};
 use homing_router::action::{Decision, KvUse};
 use homing_router::event::{Event, FailureCause, Leg, LegId};
@@ -25,6 +24,11 @@ impl DeadPeers {
     fn add(&mut self, now: Instant, from: usize, to: usize, lasts: Duration) {
         let until = (lasts != FOR_EVER).then(|| now + lasts);
         self.until.insert((from, to), until);
+    }
+
+    /// A worker that was restarted has another address.
+    pub(super) fn forget(&mut self, worker: usize) {
+        self.until.retain(|(from, to), _| *from != worker && *to != worker);
     }
 
     fn lists(&self, now: Instant, from: usize, to: usize) -> bool {
@@ -48,7 +52,7 @@ impl Simulation<'_> {
             return;
         };
         let to = self.legs.get(decode).map(|leg| leg.node);
-        self.drop_transfer(from, export, TIMED_OUT);
+        self.drop_transfer(from, Some(export), decode, TIMED_OUT);
         let lasts = self.config.cluster.stack.dead_peers;
         if let (Some(to), Some(lasts)) = (to, lasts) {
             self.dead_peers.add(self.now, from, to, lasts);
@@ -57,19 +61,17 @@ impl Simulation<'_> {
     }
 
     /// Whether a decode leg that has just arrived is turned away because its source takes this worker for dead.
-    pub(super) fn dropped_for_dead(&mut self, engine_id: RequestId) -> bool {
-        let Some(leg) = self.legs.get(engine_id) else {
-            return false;
-        };
+    pub(super) fn dropped_for_dead(&mut self, decode: RequestId) -> bool {
+        let Some(leg) = self.legs.get(decode) else { return false };
         let KvUse::Import { from } = leg.kv else { return false };
-        let from = from.0 as usize;
-        let listed = self.dead_peers.lists(self.now, from, leg.node);
-        let export = self.legs.engine_id(LegId {
-            leg: Leg::Prefill,
-            ..leg.id
-        });
-        if let Some(export) = export.filter(|_| listed) {
-            self.drop_transfer(from, export, PEER_DEAD);
+        let (from, to, leg) = (from.0 as usize, leg.node, leg.id);
+        let listed = self.dead_peers.lists(self.now, from, to);
+        if listed {
+            let export = self.legs.engine_id(LegId {
+                leg: Leg::Prefill,
+                ..leg
+            });
+            self.drop_transfer(from, export, decode, PEER_DEAD);
         }
         listed
     }
@@ -78,9 +80,11 @@ impl Simulation<'_> {
     fn abort_link(&mut self, from: usize, to: usize) {
         let exports: Vec<RequestId> = self.nodes[from].exports.iter().copied().collect();
         for export in exports {
-            let decode = self.held_export(export).and_then(|(_, decode)| self.legs.get(decode));
-            if decode.is_some_and(|leg| leg.node == to) {
-                self.drop_transfer(from, export, PEER_DEAD);
+            let Some((_, decode)) = self.held_export(export) else {
+                continue;
+            };
+            if self.legs.get(decode).is_some_and(|leg| leg.node == to) {
+                self.drop_transfer(from, Some(export), decode, PEER_DEAD);
             }
         }
     }
@@ -96,41 +100,34 @@ impl Simulation<'_> {
         held.then_some((leg.node, self.legs.engine_id(decode)?))
     }
 
-    /// Gives a transfer up on both sides, and tells the router.
-    fn drop_transfer(&mut self, from: usize, export: RequestId, why: &str) {
-        let Some((_, decode)) = self.held_export(export) else {
-            return;
-        };
-        let leg = self.legs.get(decode).expect("its leg was found").clone();
+    /// Gives a transfer up on both sides, and tells the router. The NICs stay booked for what was under way: the bytes that
+    /// were sent were sent.
+    fn drop_transfer(&mut self, from: usize, export: Option<RequestId>, decode: RequestId, why: &str) {
+        let Some(leg) = self.legs.get(decode) else { return };
+        let (leg, to, tokens) = (leg.id, leg.node, leg.prompt.tokens);
         self.nodes[from].counts.transfer_errors += 1;
-        self.nodes[leg.node].counts.transfer_errors += 1;
+        self.nodes[to].counts.transfer_errors += 1;
         self.logs.add(|| TransferLine {
             t: seconds(self.now),
-            request: leg.id.request.0,
+            request: leg.request.0,
             from: self.names[from].clone(),
-            to: self.names[leg.node].clone(),
-            tokens: leg.prompt.tokens,
+            to: self.names[to].clone(),
+            tokens,
             bytes: None,
             duration_s: 0.0,
             error: Some(why.to_owned()),
         });
+        self.break_pull(decode);
         self.give_up(decode);
-        self.legs.remove(export);
-        if let Some(engine) = &mut self.nodes[from].engine {
-            engine.handle(self.now, Input::Abort(export));
-            self.changed.insert(from);
+        if let Some(export) = export {
+            self.give_up(export);
         }
-        self.fail_leg(leg.id, FailureCause::Transfer);
+        self.fail_leg(leg, FailureCause::Transfer);
     }
 
-    /// Asks every decode worker for its load, as a router does that asks before it places a turn. Only the one that is
-    /// chosen pays for the question: the papers' router asks no other.
+    /// Asks every decode worker for its load, as a router does that asks before it places a turn.
     pub(super) fn ask_decoders(&mut self) {
-        for index in 0..self.nodes.len() {
-            let node = &mut self.nodes[index];
-            if !node.spec.role.decodes() {
-                continue;
-            }
+        for node in self.nodes.iter_mut().filter(|node| node.spec.role.decodes()) {
             let load = node.load();
             if node.asked != load {
                 node.asked = load;
@@ -139,21 +136,38 @@ impl Simulation<'_> {
         }
     }
 
-    /// The chosen worker was asked: its scheduler's next step takes longer by the question.
-    pub(super) fn pay_for_question(&mut self, decision: &Decision) {
-        if self.router.habits().probes {
-            self.nodes[decision.decode.0 as usize].owed += self.config.cluster.stack.probe;
+    /// The chosen worker is asked whether it takes the turn, by a router that asks. Nothing is sent before its answer.
+    pub(super) fn ask_for_admission(&mut self, decision: &Decision) {
+        let admission = self.config.cluster.stack.admission;
+        let Some(admission) = admission.filter(|_| self.router.habits().probes) else {
+            return;
+        };
+        let answers = self.nodes[decision.decode.0 as usize].ask(self.now, admission.probe);
+        if let Some(client) = self.clients.get_mut(&decision.request) {
+            client.admitted = answers;
         }
     }
 
-    /// When the worker's scheduler answers: at the end of its step, if it is asked there.
-    pub(super) fn answers_at(&self, worker: usize) -> Instant {
-        let asked_in_loop = self.router.habits().probes && !self.config.cluster.stack.probe.is_zero();
-        let step_ends = self.nodes[worker].step_ends;
-        if asked_in_loop {
-            step_ends.max(self.now)
-        } else {
-            self.now
+    /// Everybody's status is polled, if it is.
+    pub(super) fn poll_status(&mut self) {
+        let Some(admission) = self.config.cluster.stack.admission else {
+            return;
+        };
+        for node in &mut self.nodes {
+            node.ask(self.now, admission.probe);
+        }
+        self.plan_poll();
+    }
+
+    pub(super) fn plan_poll(&mut self) {
+        let every = self
+            .config
+            .cluster
+            .stack
+            .admission
+            .and_then(|admission| admission.poll_every);
+        if let Some(every) = every {
+            self.heap.plan(self.now + every, Rank::Report, Wake::Poll);
         }
     }
 

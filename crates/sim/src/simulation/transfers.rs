@@ -5,7 +5,8 @@
 
 use super::{BROKEN_CONNECTION_LATENCY, Simulation, Wake};
 use crate::heap::Rank;
-use homing_engine::api::{Import, ImportError, Input};
+use homing_engine::api::{Import, ImportError, Input, KvChange, Reload};
+use homing_kv::Tier;
 use homing_report::logs::{TransferLine, duration_s, seconds};
 use homing_router::event::{Leg, LegId};
 use homing_units::{BootEpoch, Instant, RequestId};
@@ -21,6 +22,8 @@ pub(super) struct Pull {
     blocks: u32,
     bytes: u64,
     began: Instant,
+    /// It was given up and counted already.
+    dropped: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +46,7 @@ impl Simulation<'_> {
             blocks: u32::try_from(import.blocks.len()).expect("no more blocks than the pool has"),
             bytes: self.nodes[to].block_bytes(import.blocks.len()),
             began: self.now,
+            dropped: false,
         };
         let ends = match source {
             // The puller had everything: it only lets the source go.
@@ -50,7 +54,11 @@ impl Simulation<'_> {
             Some(source) => {
                 let booking = self.network.book(self.now, source.node, to, pull.bytes);
                 pull.began = booking.starts;
-                booking.ends
+                if self.config.cluster.staging {
+                    self.pcie.book_load(booking.ends, to, pull.bytes)
+                } else {
+                    booking.ends
+                }
             }
             None => self.now + BROKEN_CONNECTION_LATENCY,
         };
@@ -104,7 +112,7 @@ impl Simulation<'_> {
     }
 
     fn count_pull(&mut self, pull: &Pull, outcome: Result<(), ImportError>) {
-        if pull.blocks == 0 {
+        if pull.blocks == 0 || pull.dropped {
             return;
         }
         match outcome {
@@ -130,6 +138,50 @@ impl Simulation<'_> {
             duration_s: duration_s(self.now - pull.began),
             error: outcome.err().map(|error| format!("{error:?}")),
         });
+    }
+
+    /// An engine wants KV back from its host memory.
+    pub(super) fn begin_reload(&mut self, index: usize, reload: &Reload) {
+        let node = &self.nodes[index];
+        let bytes = node.block_bytes(reload.blocks.len());
+        let wake = Wake::ReloadEnds {
+            node: index,
+            epoch: node.epoch,
+            id: reload.id,
+        };
+        let ends = self.pcie.book_load(self.now, index, bytes);
+        self.heap.plan(ends, Rank::Transfer, wake);
+    }
+
+    pub(super) fn end_reload(&mut self, index: usize, epoch: BootEpoch, id: RequestId) {
+        let node = &mut self.nodes[index];
+        if let Some(engine) = node.engine.as_mut().filter(|_| node.epoch == epoch) {
+            engine.handle(self.now, Input::ReloadDone(id));
+            self.changed.insert(index);
+        }
+    }
+
+    /// What an engine puts into its host memory crosses PCIe.
+    pub(super) fn spill(&mut self, index: usize, change: &KvChange) {
+        let KvChange::Stored {
+            hashes,
+            tier: Tier::Host,
+            ..
+        } = change
+        else {
+            return;
+        };
+        let bytes = self.nodes[index].block_bytes(hashes.len());
+        self.pcie.book_spill(self.now, index, bytes);
+    }
+
+    /// A pull is given up, by whoever has counted it: the puller's blocks are its own again soon.
+    pub(super) fn break_pull(&mut self, puller: RequestId) {
+        if let Some(pull) = self.pulls.get_mut(&puller) {
+            pull.dropped = true;
+            let at = self.now + BROKEN_CONNECTION_LATENCY;
+            self.heap.plan(at, Rank::Transfer, Wake::PullEnds(puller));
+        }
     }
 
     /// The connections of a worker that died break: its pullers hear of it soon.

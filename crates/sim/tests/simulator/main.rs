@@ -4,3 +4,4 @@ mod chaos;
 mod common;
 mod determinism;
 mod physics;
+mod stack;

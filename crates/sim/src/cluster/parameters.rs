@@ -1,0 +1,193 @@
+//! The parameters of a cluster: one table of names, examples and what each sets.
+//!
+//! Presets (`h100x8-dp:kv=136K`) and TOML files (`[parameters]`) share it. They are applied in the order of the table and not
+//! in that in which they were given, so that `rho=0.9:engine=session-slot` means the same the other way round.
+
+use super::values::{bandwidth, bytes, count, duration, every, positive, share, switch, tokens};
+use super::{Cluster, ClusterError};
+use crate::nearest::nearest;
+use crate::stack::{FOR_EVER, LoopAdmission};
+use homing_engine::api::{EngineKind, SlotConfig, TrimRule};
+
+type Set = fn(&mut Cluster, &str) -> Result<(), ClusterError>;
+
+/// Name, an example, and what it does.
+const PARAMETERS: [(&str, &str, Set); 18] = [
+    ("kv", "kv=136K", |cluster, text| {
+        let kv_tokens = positive("kv", tokens("kv", text)?)?;
+        cluster
+            .workers
+            .iter_mut()
+            .for_each(|worker| worker.kv_tokens = kv_tokens);
+        Ok(())
+    }),
+    ("nic", "nic=40GBps", |cluster, text| {
+        cluster.step_model.nic_bytes_per_second = bandwidth("nic", text)?;
+        Ok(())
+    }),
+    ("chunk", "chunk=8192", |cluster, text| {
+        cluster.max_batch_tokens = positive("chunk", tokens("chunk", text)?)?;
+        Ok(())
+    }),
+    ("host", "host=64GiB", |cluster, text| {
+        cluster.host_bytes = bytes("host", text)?;
+        Ok(())
+    }),
+    ("pcie", "pcie=50GBps", |cluster, text| {
+        cluster.pcie_bytes_per_second = bandwidth("pcie", text)?;
+        Ok(())
+    }),
+    ("staging", "staging=on", |cluster, text| {
+        cluster.staging = switch("staging", text)?;
+        Ok(())
+    }),
+    ("front_end", "front_end=25ms", |cluster, text| {
+        cluster.step_model.front_end_ms = duration("front_end", text)?.as_secs_f64() * 1e3;
+        Ok(())
+    }),
+    ("front_end_token", "front_end_token=1us", |cluster, text| {
+        cluster.front_end_per_token = duration("front_end_token", text)?;
+        Ok(())
+    }),
+    ("engine", "engine=session-slot", |cluster, text| {
+        cluster.stack.engine = engine(text)?;
+        Ok(())
+    }),
+    ("rho", "rho=0.95", |cluster, text| {
+        slots(cluster, "rho", text)?.capacity_factor = share("rho", text)?;
+        Ok(())
+    }),
+    ("soft_cap", "soft_cap=8", |cluster, text| {
+        let cap = count("soft_cap", text)?;
+        slots(cluster, "soft_cap", text)?.soft_cap = (cap > 0).then_some(cap);
+        Ok(())
+    }),
+    ("trim", "trim=exhausted", |cluster, text| {
+        slots(cluster, "trim", text)?.trim = match text {
+            "exhausted" => TrimRule::Exhausted,
+            "no-room" => TrimRule::NoRoom,
+            _ => return Err(needs("trim", text, "`exhausted` or `no-room`")),
+        };
+        Ok(())
+    }),
+    ("correction_crash", "correction_crash=on", |cluster, text| {
+        slots(cluster, "correction_crash", text)?.correction_crash = switch("correction_crash", text)?;
+        Ok(())
+    }),
+    ("transfer_timeout", "transfer_timeout=32s", |cluster, text| {
+        cluster.stack.transfer_timeout = match text {
+            "off" => None,
+            _ => Some(duration("transfer_timeout", text)?),
+        };
+        Ok(())
+    }),
+    ("dead_peers", "dead_peers=on", |cluster, text| {
+        let lasts = match text {
+            "off" => None,
+            "on" => Some(FOR_EVER),
+            _ => Some(duration("dead_peers", text)?),
+        };
+        if lasts.is_some() && cluster.stack.transfer_timeout.is_none() {
+            return Err(needs("dead_peers", text, "it together with `transfer_timeout=32s`"));
+        }
+        cluster.stack.dead_peers = lasts;
+        Ok(())
+    }),
+    ("admission", "admission=loop", |cluster, text| {
+        cluster.stack.admission = match text {
+            "snapshot" => None,
+            "loop" => Some(LoopAdmission::default()),
+            _ => return Err(needs("admission", text, "`snapshot` or `loop`")),
+        };
+        Ok(())
+    }),
+    ("probe", "probe=2ms", |cluster, text| {
+        in_loop(cluster, "probe", text)?.probe = duration("probe", text)?;
+        Ok(())
+    }),
+    ("poll", "poll=1Hz", |cluster, text| {
+        in_loop(cluster, "poll", text)?.poll_every = every("poll", text)?;
+        Ok(())
+    }),
+];
+
+/// Sets what was given, each parameter once at most.
+pub(super) fn apply(cluster: &mut Cluster, given: &[(&str, &str)]) -> Result<(), ClusterError> {
+    for (index, (name, value)) in given.iter().enumerate() {
+        if given[..index].iter().any(|(earlier, _)| earlier == name) {
+            return Err(malformed(&format!("{name}={value}")));
+        }
+        if !PARAMETERS.iter().any(|(known, ..)| known == name) {
+            return Err(ClusterError::UnknownParameter {
+                name: (*name).to_owned(),
+                nearest: nearest(name, PARAMETERS.iter().map(|(known, ..)| *known)).unwrap_or_default(),
+                known: PARAMETERS
+                    .iter()
+                    .map(|(_, example, _)| format!("`{example}`"))
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            });
+        }
+    }
+    for (name, _, set) in &PARAMETERS {
+        if let Some((_, value)) = given.iter().find(|(given, _)| given == name) {
+            set(cluster, value)?;
+        }
+    }
+    Ok(())
+}
+
+/// A parameter that is not `name=value`, or comes twice.
+pub(super) fn malformed(parameter: &str) -> ClusterError {
+    ClusterError::Parameter {
+        parameter: parameter.to_owned(),
+    }
+}
+
+fn needs(name: &'static str, value: &str, expected: &'static str) -> ClusterError {
+    ClusterError::Value {
+        name,
+        value: value.to_owned(),
+        expected,
+    }
+}
+
+/// The slots' rules, if there are slots.
+fn slots<'c>(cluster: &'c mut Cluster, name: &'static str, text: &str) -> Result<&'c mut SlotConfig, ClusterError> {
+    match &mut cluster.stack.engine {
+        EngineKind::SessionSlot(config) => Ok(config),
+        _ => Err(needs(name, text, "it together with `engine=session-slot`")),
+    }
+}
+
+/// Admission in the loop, if it is there.
+fn in_loop<'c>(
+    cluster: &'c mut Cluster,
+    name: &'static str,
+    text: &str,
+) -> Result<&'c mut LoopAdmission, ClusterError> {
+    let admission = cluster.stack.admission.as_mut();
+    admission.ok_or_else(|| needs(name, text, "it together with `admission=loop`"))
+}
+
+/// The papers' slots. Of the two readings of when they trim it is the literal one: no token is left to allocate.
+fn papers_slots() -> SlotConfig {
+    SlotConfig {
+        trim: TrimRule::Exhausted,
+        ..SlotConfig::default()
+    }
+}
+
+/// Who holds KV between requests.
+fn engine(text: &str) -> Result<EngineKind, ClusterError> {
+    const ENGINES: [&str; 3] = ["block", "session-slot", "vllm"];
+    match text {
+        "block" => Ok(EngineKind::Block),
+        "session-slot" => Ok(EngineKind::SessionSlot(papers_slots())),
+        "vllm" => Ok(EngineKind::Vllm),
+        _ => Err(ClusterError::UnknownEngine {
+            name: text.to_owned(),
+            nearest: nearest(text, ENGINES.into_iter()).unwrap_or_default(),
+        }),
+    }
+}
