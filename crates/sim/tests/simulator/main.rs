@@ -4,4 +4,5 @@ mod chaos;
 mod common;
 mod determinism;
 mod physics;
+mod published;
 mod stack;
