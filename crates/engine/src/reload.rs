@@ -3,8 +3,8 @@
 //! A request whose prefix goes on in the host tier behind what the pool has cached gets blocks for all of that at once and
 //! waits, with a place, until the driver has copied it; it is never preempted meanwhile. It may start beside a step. One
 //! that also imports reloads first and pulls only what is in neither tier; its blocks for both are taken together, so
-//! nobody holds half of what he needs. A reload is always worth it: a block of 16 tokens comes back some ten times
-//! faster than it is computed, on every accelerator that there is a profile for.
+//! no request holds half of what it needs. A reload is always taken: what it brings back comes more than four times faster
+//! than it is computed, on every accelerator that there is a profile for.
 //!
 //! The host keeps its copy, and keeps it for certain until the driver's answer. The blocks of a request that is given up
 //! meanwhile are fenced until then.

@@ -107,6 +107,10 @@ pub struct StepModel {
     /// Bandwidth of a worker's NIC in bytes a second; the default is one NIC of 400 Gb/s.
     #[serde(default = "default_nic_bytes_per_second")]
     pub nic_bytes_per_second: f64,
+    /// Bandwidth between host memory and the accelerator in bytes a second; the default is PCIe 5, of which 45 to 54 GB/s
+    /// are measured.
+    #[serde(default = "default_pcie_bytes_per_second")]
+    pub pcie_bytes_per_second: f64,
     /// The form for a mixture of experts; exactly one of the forms is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moe: Option<MoeForm>,
@@ -235,6 +239,12 @@ impl StepModel {
         duration_of_ms(self.transfer_setup_ms + bytes as f64 / self.nic_bytes_per_second * 1e3)
     }
 
+    /// How long it takes to copy so many bytes from host memory over an idle PCIe link.
+    #[must_use]
+    pub fn reload_time(&self, bytes: u64) -> Duration {
+        duration_of_ms(bytes as f64 / self.pcie_bytes_per_second * 1e3)
+    }
+
     /// KV of so many tokens, in bytes.
     #[must_use]
     pub fn kv_bytes(&self, tokens: u64) -> u64 {
@@ -257,6 +267,7 @@ impl StepModel {
         above_zero("kv_bytes_per_token", self.kv_bytes_per_token as f64)?;
         above_zero("kv_tokens", f64::from(self.kv_tokens))?;
         above_zero("nic_bytes_per_second", self.nic_bytes_per_second)?;
+        above_zero("pcie_bytes_per_second", self.pcie_bytes_per_second)?;
         not_negative("step_error_percent", self.step_error_percent)?;
         not_negative("overhead_ms", self.overhead_ms)?;
         not_negative("front_end_ms", self.front_end_ms)?;
@@ -351,6 +362,10 @@ fn default_front_end_ms() -> f64 {
 
 fn default_transfer_setup_ms() -> f64 {
     3.0
+}
+
+fn default_pcie_bytes_per_second() -> f64 {
+    50e9
 }
 
 fn default_nic_bytes_per_second() -> f64 {

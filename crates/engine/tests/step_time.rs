@@ -174,6 +174,19 @@ fn transfers_take_a_start_and_their_bytes() {
     assert_eq!(model.kv_bytes(1000), 98_304_000);
     assert_eq!(model.transfer_time(0), Duration::from_millis(3));
     assert_eq!(model.transfer_time(40_000_000), Duration::from_millis(4));
+    assert_eq!(model.reload_time(0), Duration::ZERO);
+    assert_eq!(model.reload_time(50_000_000), Duration::from_millis(1));
+}
+
+/// The reload's assumption: a block is copied back many times faster than it is computed, wherever it stands in a chunk.
+#[test]
+fn a_reload_is_always_faster_than_computing() {
+    for name in StepModel::profile_names() {
+        let model = profile(name);
+        let compute = model.step_time(&shape(&[(8192, 0)], 0, 0));
+        let reload = model.reload_time(model.kv_bytes(8192));
+        assert!(compute > 4 * reload, "{name}: {compute:?} against {reload:?}");
+    }
 }
 
 #[test]

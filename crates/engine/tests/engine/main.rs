@@ -4,4 +4,5 @@ mod driver;
 mod schedules;
 mod scheduling;
 mod slots;
+mod tiers;
 mod transfers;

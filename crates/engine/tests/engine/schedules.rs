@@ -2,8 +2,8 @@
 //! it, and nothing is left behind. The driver checks each output and the engine's invariants after each input.
 
 use crate::driver::{Driver, small, tokens};
-use homing_engine::api::{EngineConfig, ImportError, Input, Transfer};
-use homing_units::{Duration, RequestId};
+use homing_engine::api::{EngineConfig, EngineKind, ImportError, Input, SlotConfig, Transfer, TrimRule};
+use homing_units::{Duration, RequestId, SessionId};
 use proptest::prelude::*;
 
 /// More rounds than it takes to serve what a schedule leaves behind.
@@ -19,7 +19,9 @@ enum Operation {
     ForgetfulStep,
     Abort(usize),
     ImportDone(usize, bool),
+    ReloadDone(usize),
     Ack(usize),
+    Release(usize),
     Wait(u64),
     ClearCache,
 }
@@ -35,6 +37,7 @@ struct Turn {
     max_output: u32,
     stop_after: u32,
     transfer: Kind,
+    session: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,16 +62,20 @@ fn turn() -> impl Strategy<Value = Turn> {
         1_u32..14,
         1_u32..20,
         kind,
+        0_u64..5,
     )
-        .prop_map(|(base, shared, own, follows, max_output, stop_after, transfer)| Turn {
-            base,
-            shared,
-            own,
-            follows,
-            max_output,
-            stop_after,
-            transfer,
-        })
+        .prop_map(
+            |(base, shared, own, follows, max_output, stop_after, transfer, session)| Turn {
+                session,
+                base,
+                shared,
+                own,
+                follows,
+                max_output,
+                stop_after,
+                transfer,
+            },
+        )
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -79,22 +86,46 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => Just(Operation::ForgetfulStep),
         2 => (0_usize..40).prop_map(Operation::Abort),
         5 => (0_usize..8, prop::bool::weighted(0.8)).prop_map(|(index, ok)| Operation::ImportDone(index, ok)),
-        3 => (0_usize..8).prop_map(Operation::Ack),
+        4 => (0_usize..8).prop_map(Operation::ReloadDone),
+        2 => (0_usize..8).prop_map(Operation::Ack),
+        1 => (0_usize..8).prop_map(Operation::Release),
         1 => (0_u64..1500).prop_map(Operation::Wait),
         1 => Just(Operation::ClearCache),
     ]
 }
 
 fn config() -> impl Strategy<Value = EngineConfig> {
-    (4_u32..30, 1_u32..20, 1_u32..6, 0_u32..8).prop_map(|(kv_blocks, max_batch_tokens, max_running, max_waiting)| {
+    let sizes = (4_u32..30, 1_u32..20, 1_u32..6, 0_u32..8);
+    (sizes, kind(), prop_oneof![Just(0), 1_u32..60]).prop_map(|(sizes, kind, host_blocks)| {
+        let (kv_blocks, max_batch_tokens, max_running, max_waiting) = sizes;
         EngineConfig {
             max_batch_tokens,
             max_running,
             max_waiting,
             max_context_tokens: 120,
+            kind,
+            host_blocks,
             ..small(kv_blocks)
         }
     })
+}
+
+fn kind() -> impl Strategy<Value = EngineKind> {
+    let slots = (0.2_f64..1.0, proptest::option::of(0_u32..4), 0_u32..9, any::<bool>());
+    let slots = slots.prop_map(|(capacity_factor, soft_cap, reserve_tokens_per_running, exhausted)| {
+        EngineKind::SessionSlot(SlotConfig {
+            capacity_factor,
+            soft_cap,
+            reserve_tokens_per_running,
+            trim: if exhausted {
+                TrimRule::Exhausted
+            } else {
+                TrimRule::NoRoom
+            },
+            correction_crash: false,
+        })
+    });
+    prop_oneof![2 => Just(EngineKind::Block), 1 => Just(EngineKind::Vllm), 3 => slots]
 }
 
 /// A schedule in play.
@@ -121,6 +152,7 @@ impl Play {
             },
         };
         self.next_id += 1;
+        self.driver.session = Some(SessionId(turn.session));
         self.driver
             .submit_stopping(self.next_id, &prompt, turn.max_output, turn.stop_after, transfer);
     }
@@ -143,6 +175,18 @@ impl Play {
                     self.driver.finish_import(id, outcome);
                 }
             }
+            Operation::ReloadDone(index) => {
+                let reload = self.driver.reloads.keys().nth(*index).copied();
+                if let Some(id) = reload {
+                    self.driver.finish_reload(id);
+                }
+            }
+            Operation::Release(index) => {
+                let export = self.driver.exports.keys().nth(*index).copied();
+                if let Some(id) = export {
+                    self.driver.input(Input::ReleaseExported(id));
+                }
+            }
             Operation::Ack(index) => {
                 let export = self.driver.exports.keys().nth(*index).copied();
                 if let Some(id) = export {
@@ -157,14 +201,19 @@ impl Play {
         }
     }
 
-    /// A patient world: imports succeed, leases end, steps run, until nothing is left.
+    /// A patient world: imports and reloads succeed, leases end, steps run, until nothing is left. With session slots a
+    /// request can wait for ever beside slots that are not trimmed for it; its driver gives it up, but never one that runs.
     fn finish(&mut self) {
         for _ in 0..MAX_ROUNDS {
             self.driver.run();
             if let Some(id) = self.driver.imports.keys().next().copied() {
                 self.driver.finish_import(id, Ok(()));
+            } else if let Some(id) = self.driver.reloads.keys().next().copied() {
+                self.driver.finish_reload(id);
             } else if self.driver.engine.poll_timeout().is_some() {
                 self.driver.advance_to_timeout();
+            } else if let Some(id) = self.starved() {
+                self.driver.input(Input::Abort(id));
             } else {
                 self.driver.assert_idle();
                 return;
@@ -176,24 +225,37 @@ impl Play {
         );
     }
 
+    /// A request that waits in vain.
+    fn starved(&self) -> Option<RequestId> {
+        let waiting = self.driver.live().next()?;
+        let snapshot = self.driver.engine.snapshot();
+        assert!(
+            matches!(self.driver.config.kind, EngineKind::SessionSlot(_)),
+            "without slots nobody waits for ever: {snapshot:?}"
+        );
+        assert_eq!((snapshot.running, snapshot.retracted), (0, 0), "what has run goes on");
+        Some(waiting)
+    }
+
     /// With an idle engine: the totals are the sums over the requests.
     fn assert_totals(&self) {
         let snapshot = self.driver.engine.snapshot();
         let ends = self.driver.requests.values().filter_map(|request| request.end);
-        let (mut local, mut imported, mut output, mut preemptions) = (0, 0, 0, 0);
+        let (mut local, mut host, mut imported, mut output, mut preemptions) = (0, 0, 0, 0, 0);
         for end in ends {
             local += u64::from(end.usage.local_cached_tokens);
+            host += u64::from(end.usage.host_cached_tokens);
             imported += u64::from(end.usage.imported_tokens);
             output += u64::from(end.usage.output_tokens);
             preemptions += u64::from(end.usage.preemptions);
         }
         assert_eq!(snapshot.cache_hit_tokens, local);
+        assert_eq!(snapshot.host_hit_tokens, host);
         assert_eq!(snapshot.imported_tokens, imported);
         assert_eq!(snapshot.output_tokens, output);
         assert_eq!(snapshot.preemptions, preemptions);
-        assert!(
-            snapshot.cache_hit_tokens + snapshot.imported_tokens + snapshot.computed_tokens <= self.prompt_tokens()
-        );
+        let pulled = snapshot.host_hit_tokens + snapshot.imported_tokens;
+        assert!(snapshot.cache_hit_tokens + pulled + snapshot.computed_tokens <= self.prompt_tokens());
     }
 
     fn prompt_tokens(&self) -> u64 {
@@ -218,6 +280,7 @@ proptest! {
         // What is cached can be dropped, and then nothing is.
         play.driver.input(Input::ClearCache);
         prop_assert_eq!(play.driver.engine.cached_blocks(), 0);
-        prop_assert!(play.driver.cache.is_empty());
+        prop_assert!(play.driver.cache.is_empty() && play.driver.host.is_empty());
+        prop_assert_eq!(play.driver.engine.snapshot().slots, 0);
     }
 }
