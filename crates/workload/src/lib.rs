@@ -14,7 +14,7 @@ pub mod trace;
 pub mod write;
 
 pub use content::{answer_block, prompt_of, shrunk, tokens_of, words_of};
-pub use formats::{TraceError, TraceProblem, read_trace};
+pub use formats::{ReadOptions, TraceError, TraceProblem, read_trace, read_trace_with};
 pub use generate::{GeneratorError, generate, is_generator};
 pub use ids::ContentIds;
 pub use replay::{LeftOut, Replay, ReplayConfig, ReplayError, Start};

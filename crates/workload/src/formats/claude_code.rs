@@ -11,7 +11,12 @@
 //! missing, the gap is the distance of the recorded times, never below zero; a missing `api_time` is then estimated
 //! from the request's output and the session's own seconds per output token.
 //!
-//! Ids are local to the session. Sub-agents of a session share what their ids share among themselves, but nothing with
+//! Boilerplate. Ids are local, but sessions of one version of the agent begin with the same tools and system prompt,
+//! `tool_tokens + system_tokens` long. Sessions that agree in both figures are taken for one version: the whole blocks of
+//! that length with which a session's first prompt begins get ids of the version, wherever a root prompt of the session
+//! has them at the same place. [`ReadOptions::shared_boilerplate`](super::ReadOptions) switches that off.
+//!
+//! Other ids are local to the session. Sub-agents of a session share what their ids share among themselves, but nothing with
 //! the root agent, even where the numbers are the same.
 
 use super::fields::Object;
@@ -26,9 +31,12 @@ use std::collections::BTreeMap;
 const MAX_DEPTH: u32 = 16;
 
 /// Reads sessions.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Reader {
     block_size: u32,
+    shared_boilerplate: bool,
+    /// The versions of the agent so far, by their figures.
+    versions: BTreeMap<(u32, u32), u32>,
     /// The sessions read so far, to refuse a second one of the same name.
     ids: BTreeMap<String, usize>,
 }
@@ -51,6 +59,8 @@ impl LineReader for Reader {
         }
         let mut builder = Builder {
             block_size: self.block_size,
+            boilerplate: Vec::new(),
+            version: self.version(line)?.filter(|_| local),
             session: local.then(|| u32::try_from(sessions.len()).expect("the caller bounds the sessions")),
             seconds_per_token: seconds_per_token(&requests)?,
             turns: Vec::new(),
@@ -75,6 +85,29 @@ impl LineReader for Reader {
 }
 
 impl Reader {
+    pub(super) const fn new(shared_boilerplate: bool) -> Self {
+        Self {
+            block_size: 0,
+            shared_boilerplate,
+            versions: BTreeMap::new(),
+            ids: BTreeMap::new(),
+        }
+    }
+
+    /// The version of the session's agent, where it has boilerplate that is shared.
+    fn version(&mut self, line: &Object<'_>) -> Result<Option<Version>, TraceProblem> {
+        let tools: u32 = line.optional("tool_tokens", OUTPUT)?.unwrap_or(0);
+        let system: u32 = line.optional("system_tokens", OUTPUT)?.unwrap_or(0);
+        let blocks = (tools.saturating_add(system) / self.block_size).min(Version::BLOCKS_MAX);
+        if !self.shared_boilerplate || blocks == 0 {
+            return Ok(None);
+        }
+        let next = self.versions.len() as u32;
+        let number = *self.versions.entry((tools, system)).or_insert(next);
+        // Beyond that many versions there are no ids; such sessions share nothing.
+        Ok((number < Version::COUNT_MAX).then_some(Version { number, blocks }))
+    }
+
     /// All sessions of a trace have blocks of one size.
     fn check_block_size(&mut self, line: &Object<'_>) -> Result<(), TraceProblem> {
         let block_size = line.required_positive("block_size", "a number of tokens, at least 1")?;
@@ -130,9 +163,30 @@ struct Fork {
     exact: bool,
 }
 
+/// A version of an agent.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    number: u32,
+    /// Whole blocks of its boilerplate.
+    blocks: u32,
+}
+
+impl Version {
+    /// Ids below 2^39 are nobody's own: so many versions of so many blocks have room there.
+    const BLOCKS_MAX: u32 = 1 << 20;
+    const COUNT_MAX: u32 = (1 << 19) - 1;
+
+    fn id(self, block: usize) -> u64 {
+        ((u64::from(self.number) + 1) << 20) | block as u64
+    }
+}
+
 /// Builds the turns of one session.
 struct Builder {
     block_size: u32,
+    version: Option<Version>,
+    /// The session's own ids of its boilerplate; known after its first prompt.
+    boilerplate: Vec<u64>,
     /// The session's index, where its ids are local.
     session: Option<u32>,
     seconds_per_token: f64,
@@ -211,12 +265,13 @@ impl Builder {
         let output_tokens: u32 = entry.required("out", OUTPUT)?;
         let api_time = api_time(entry)?;
         let index = u32::try_from(self.turns.len()).expect("a line of bounded length has fewer requests");
+        let content = self.content(agent, entry, prompt_tokens)?.into();
         self.turns.push(Turn {
             agent,
             prompt_tokens,
             // A request samples at least one token, whatever was recorded.
             output_tokens: output_tokens.max(1),
-            content: self.content(agent, entry, prompt_tokens)?.into(),
+            content,
             after: before.after.clone(),
             gap: Duration::try_from_secs_f64(gap).map_err(|_| entry.wrong("t", &gap.to_string(), TIME))?,
         });
@@ -230,7 +285,7 @@ impl Builder {
     }
 
     /// The content ids of a request's whole blocks.
-    fn content(&self, agent: u32, entry: &Object<'_>, prompt_tokens: u32) -> Result<Vec<u64>, TraceProblem> {
+    fn content(&mut self, agent: u32, entry: &Object<'_>, prompt_tokens: u32) -> Result<Vec<u64>, TraceProblem> {
         let expected = "a list of block ids";
         let ids: Vec<u64> = entry.required("hash_ids", expected)?;
         let blocks = (prompt_tokens / self.block_size) as usize;
@@ -240,11 +295,15 @@ impl Builder {
         }
         let Some(session) = self.session else { return Ok(ids) };
         let scope = if agent == 0 { Scope::Root } else { Scope::SubAgents };
-        ids.into_iter()
-            .map(|id| {
-                local_id(session, scope, id).ok_or_else(|| entry.wrong("hash_ids", &id.to_string(), "ids below 2^39"))
-            })
-            .collect()
+        let version = self.version.filter(|_| agent == 0);
+        if let Some(version) = version.filter(|_| self.boilerplate.is_empty()) {
+            self.boilerplate = ids.iter().copied().take(version.blocks as usize).collect();
+        }
+        let unique = |(block, id): (usize, u64)| match version {
+            Some(version) if self.boilerplate.get(block) == Some(&id) => Ok(version.id(block)),
+            _ => local_id(session, scope, id).ok_or_else(|| entry.wrong("hash_ids", &id.to_string(), "ids below 2^39")),
+        };
+        ids.into_iter().enumerate().map(unique).collect()
     }
 }
 
@@ -268,7 +327,7 @@ fn join(others: Option<Fork>, end: Fork, base: f64) -> Fork {
 
 #[cfg(test)]
 mod tests {
-    use crate::formats::read_trace;
+    use crate::formats::{ReadOptions, read_trace, read_trace_with};
     use crate::trace::{Trace, TurnRef};
     use homing_units::Duration;
 
@@ -361,6 +420,44 @@ mod tests {
             [true; 3],
             "one turn each of three agents"
         );
+    }
+
+    #[test]
+    fn sessions_of_one_version_share_its_boilerplate() {
+        let session = |id: &str, tools: u32, ids: [u64; 3]| {
+            format!(
+                r#"{{"id": "{id}", "block_size": 4, "tool_tokens": {tools}, "system_tokens": 2, "requests": [
+                {{"t": 0, "type": "n", "in": 13, "out": 1, "hash_ids": [{0}, {1}, {2}]}},
+                {{"t": 1, "type": "n", "in": 13, "out": 1, "hash_ids": [{0}, 90, {1}]}},
+                {{"t": 2, "type": "subagent", "requests": [{{"t": 0, "type": "n", "in": 5, "out": 1, "hash_ids": [{0}]}}]}}]}}"#,
+                ids[0], ids[1], ids[2]
+            )
+            .replace('\n', "")
+        };
+        let lines = [
+            session("a", 7, [0, 1, 2]),
+            session("b", 7, [5, 6, 7]),
+            session("c", 9, [5, 6, 7]),
+        ]
+        .join("\n");
+        let trace = read(&lines);
+        let ids = |session: usize, turn: usize| &trace.sessions[session].turns[turn].content[..];
+        assert_eq!(ids(0, 0)[..2], ids(1, 0)[..2], "9 tokens are two whole blocks");
+        assert_ne!(ids(0, 0)[2], ids(1, 0)[2]);
+        assert_ne!(ids(1, 0)[0], ids(2, 0)[0], "another version");
+        assert_eq!(ids(0, 1)[0], ids(0, 0)[0]);
+        assert!(
+            !ids(0, 0).contains(&ids(0, 1)[2]),
+            "a block elsewhere is no boilerplate"
+        );
+        assert_ne!(ids(0, 2)[0], ids(0, 0)[0], "sub-agents have their own");
+        let options = ReadOptions {
+            shared_boilerplate: false,
+            ..ReadOptions::default()
+        };
+        let trace = read_trace_with("test", lines.as_bytes(), &options).expect("a good trace");
+        let ids = |session: usize| &trace.sessions[session].turns[0].content;
+        assert!(!ids(0).iter().any(|id| ids(1).contains(id)), "switched off");
     }
 
     #[test]

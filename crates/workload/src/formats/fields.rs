@@ -4,19 +4,25 @@
 //! little beside that. It does not know any format.
 
 use super::TraceProblem;
+use homing_units::Duration;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+/// A hundred years: no time of a trace is longer.
+const MAX_NANOSECONDS: f64 = 100.0 * 366.0 * 86_400.0 * 1e9;
+
 /// A JSON object with unparsed fields and its own place in the line.
 pub(super) struct Object<'a> {
+    /// The line on which the outermost object begins.
+    pub line: u64,
     fields: BTreeMap<String, &'a RawValue>,
     path: String,
 }
 
 impl<'a> Object<'a> {
     /// The object that a whole line is.
-    pub(super) fn parse(line: &'a [u8]) -> Result<Self, TraceProblem> {
+    pub(super) fn parse(number: u64, line: &'a [u8]) -> Result<Self, TraceProblem> {
         let fields = serde_json::from_slice(line.trim_ascii_end()).map_err(|error| {
             // The parser counts lines within this one.
             let said = error.to_string();
@@ -26,6 +32,7 @@ impl<'a> Object<'a> {
             }
         })?;
         Ok(Self {
+            line: number,
             fields,
             path: String::new(),
         })
@@ -74,6 +81,35 @@ impl<'a> Object<'a> {
         }
     }
 
+    /// The field's value, a time that is at least 0, in units of `unit` seconds.
+    pub(super) fn duration(&self, field: &str, unit: f64, expected: &str) -> Result<Duration, TraceProblem> {
+        match self.optional_duration(field, unit, expected)? {
+            Some(time) => Ok(time),
+            None => Err(TraceProblem::Missing {
+                field: self.place(field),
+                expected: expected.to_owned(),
+            }),
+        }
+    }
+
+    /// The field's value, a time that is at least 0, in units of `unit` seconds, or nothing.
+    pub(super) fn optional_duration(
+        &self,
+        field: &str,
+        unit: f64,
+        expected: &str,
+    ) -> Result<Option<Duration>, TraceProblem> {
+        let Some(value) = self.optional_not_negative(field, expected)? else {
+            return Ok(None);
+        };
+        // Rounded, so that what was written as a fraction comes back as it was.
+        let nanoseconds = (value * (unit * 1e9)).round();
+        if nanoseconds > MAX_NANOSECONDS {
+            return Err(self.wrong(field, &value.to_string(), expected));
+        }
+        Ok(Some(Duration::from_nanos(nanoseconds as u64)))
+    }
+
     /// The field's value, a count that is at least 1.
     pub(super) fn required_positive(&self, field: &str, expected: &str) -> Result<u32, TraceProblem> {
         match self.required::<u32>(field, expected)? {
@@ -91,6 +127,7 @@ impl<'a> Object<'a> {
             .into_iter()
             .enumerate()
             .map(|(index, fields)| Object {
+                line: self.line,
                 fields,
                 path: format!("{place}[{index}]."),
             })
@@ -112,7 +149,7 @@ impl<'a> Object<'a> {
 }
 
 /// The first characters of what was found, for an error message of one line.
-fn shortened(found: &str) -> String {
+pub(super) fn shortened(found: &str) -> String {
     const SHOWN: usize = 40;
     let mut short: String = found
         .chars()

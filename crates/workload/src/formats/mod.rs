@@ -1,16 +1,23 @@
-//! Readers of recorded traces: one file a format; the format is recognised from the first JSON object.
+//! Readers of recorded traces: one file a format; the format is recognised from the first JSON object, or from the header
+//! of a table.
 //!
 //! Objects, and not one document, because real traces are larger than a reader wants to hold twice: each object becomes
-//! turns before the next is read. Decompression is the caller's. A new format is a file beside these, a variant of
-//! `Format` with the fields that give it away, and an arm in `Format::reader`.
+//! turns before the next is read; they come one a line, printed over many, or as the elements of one array.
+//! Decompression is the caller's. A new format is a file beside these, a variant of `Format` with the fields that give it
+//! away, and an arm in `Format::reader`.
 
+mod agentic;
+mod bailian;
 mod claude_code;
+mod csv;
 mod fields;
+mod items;
 mod mooncake;
 mod objects;
 
 use crate::trace::{Session, Trace};
 use fields::Object;
+use items::Items;
 use objects::{MAX_OBJECT_BYTES, Objects};
 use std::io::BufRead;
 
@@ -71,6 +78,26 @@ pub enum TraceProblem {
         /// What it should hold.
         expected: String,
     },
+    /// The row of a table is longer than any trace's.
+    #[error("more than `{limit}` bytes, expected a row of a table")]
+    RowTooLong {
+        /// Bytes that a row may have.
+        limit: u64,
+    },
+    /// The input is neither JSON objects nor a known table.
+    #[error("unknown table with the columns {found}, expected JSON objects, {known}", known = csv::KNOWN)]
+    UnknownTable {
+        /// The columns of the first line.
+        found: String,
+    },
+    /// A JSON array is no list of objects.
+    #[error("broken JSON array: found {found}, expected {expected}")]
+    BrokenArray {
+        /// What is there.
+        found: String,
+        /// What should be.
+        expected: String,
+    },
     /// More sessions than content ids can tell apart.
     #[error("more than `{limit}` sessions", limit = MAX_SESSIONS)]
     TooManySessions,
@@ -81,17 +108,37 @@ pub enum TraceProblem {
 enum Format {
     /// Coding-agent sessions, one a line.
     ClaudeCode,
+    /// Requests that name what they wait for.
+    Agentic,
+    /// Requests that name the one before them in their chat.
+    Bailian,
     /// Mooncake's requests, one a line.
     Mooncake,
 }
 
 impl Format {
-    const ALL: [Self; 2] = [Self::ClaudeCode, Self::Mooncake];
+    /// The most special first: some have another's fields and more.
+    const ALL: [Self; 4] = [Self::ClaudeCode, Self::Agentic, Self::Bailian, Self::Mooncake];
 
     /// Its name and the fields that give it away.
     const fn signature(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::ClaudeCode => ("a coding-agent trace", &["id", "block_size", "requests"]),
+            Self::Agentic => (
+                "an agentic Mooncake trace",
+                &["request_id", "input_length", "output_length", "hash_ids"],
+            ),
+            Self::Bailian => (
+                "a Qwen-Bailian trace",
+                &[
+                    "chat_id",
+                    "parent_chat_id",
+                    "timestamp",
+                    "input_length",
+                    "output_length",
+                    "hash_ids",
+                ],
+            ),
             Self::Mooncake => (
                 "a Mooncake trace",
                 &["timestamp", "input_length", "output_length", "hash_ids"],
@@ -121,10 +168,12 @@ impl Format {
             })
     }
 
-    fn reader(self) -> Box<dyn LineReader> {
+    fn reader(self, options: &ReadOptions) -> Box<dyn LineReader> {
         match self {
-            Self::ClaudeCode => Box::new(claude_code::Reader::default()),
-            Self::Mooncake => Box::new(mooncake::Reader),
+            Self::ClaudeCode => Box::new(claude_code::Reader::new(options.shared_boilerplate)),
+            Self::Agentic => Box::new(agentic::Reader::new(options.block_size)),
+            Self::Bailian => Box::new(bailian::Reader::default()),
+            Self::Mooncake => Box::new(mooncake::Reader(mooncake::BlockSize::new(options.block_size))),
         }
     }
 }
@@ -136,6 +185,47 @@ trait LineReader {
 
     /// Tokens in a block; known after the first line.
     fn block_size(&self) -> u32;
+
+    /// Adds the sessions that need all lines. An error comes with its line.
+    fn finish(&mut self, _sessions: &mut Vec<Session>) -> Result<(), (u64, TraceProblem)> {
+        Ok(())
+    }
+}
+
+/// How a trace is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// Whether the tools and the system prompt with which coding-agent sessions begin are one content in all sessions that
+    /// have equal `tool_tokens` and equal `system_tokens`, which is taken for one version of the agent. Their ids are
+    /// local to a session, so that the trace does not say it; without it no session shares anything with another.
+    pub shared_boilerplate: bool,
+    /// Tokens in a block of a Mooncake trace whose rows do not say it; 512 where this is `None`. Formats that say their
+    /// block size, or have one only, pass it over.
+    pub block_size: Option<u32>,
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        Self {
+            shared_boilerplate: true,
+            block_size: None,
+        }
+    }
+}
+
+/// JSON objects, however they are laid out.
+enum Source<R> {
+    Lines(Objects<R>),
+    Array(Items<R>),
+}
+
+impl<R: BufRead> Source<R> {
+    fn next(&mut self) -> Result<Option<(u64, &[u8])>, TraceError> {
+        match self {
+            Self::Lines(objects) => objects.next(),
+            Self::Array(items) => items.next(),
+        }
+    }
 }
 
 /// Reads a trace from uncompressed bytes. `name` becomes the trace's name.
@@ -143,30 +233,83 @@ trait LineReader {
 /// # Errors
 /// The first line that is broken or contradicts itself, with its number, the field and what was expected.
 pub fn read_trace(name: &str, input: impl BufRead) -> Result<Trace, TraceError> {
+    read_trace_with(name, input, &ReadOptions::default())
+}
+
+/// Reads a trace from uncompressed bytes as `options` say.
+///
+/// # Errors
+/// As [`read_trace`].
+///
+/// # Panics
+/// If the options' block size is 0.
+pub fn read_trace_with(name: &str, mut input: impl BufRead, options: &ReadOptions) -> Result<Trace, TraceError> {
+    assert_ne!(options.block_size, Some(0), "a block holds at least one token");
+    let mut line = 1;
+    let first = first_byte(&mut input, &mut line).map_err(|error| TraceError {
+        line,
+        problem: error.into(),
+    })?;
+    let (block_size, sessions) = match first {
+        None => {
+            return Err(TraceError {
+                line: 1,
+                problem: TraceProblem::Empty,
+            });
+        }
+        Some(b'{') => read_objects(Source::Lines(Objects::new(input, line)), options)?,
+        Some(b'[') => read_objects(Source::Array(Items::new(input, line)), options)?,
+        Some(_) => (csv::BLOCK_SIZE, csv::read(input, line, MAX_SESSIONS)?),
+    };
+    if sessions.is_empty() {
+        return Err(TraceError {
+            line,
+            problem: TraceProblem::Empty,
+        });
+    }
+    Ok(Trace {
+        name: name.to_owned(),
+        block_size,
+        sessions,
+    })
+}
+
+/// The first byte that is neither space nor a mark of the encoding, still to be read, and its line.
+fn first_byte(input: &mut impl BufRead, line: &mut u64) -> std::io::Result<Option<u8>> {
+    const MARK: &[u8] = b"\xef\xbb\xbf";
+    loop {
+        let bytes = input.fill_buf()?;
+        let Some(&byte) = bytes.first() else { return Ok(None) };
+        if !byte.is_ascii_whitespace() && !MARK.contains(&byte) {
+            return Ok(Some(byte));
+        }
+        *line += u64::from(byte == b'\n');
+        input.consume(1);
+    }
+}
+
+/// The block size and the sessions.
+fn read_objects(mut source: Source<impl BufRead>, options: &ReadOptions) -> Result<(u32, Vec<Session>), TraceError> {
     let mut reader: Option<Box<dyn LineReader>> = None;
     let mut sessions = Vec::new();
-    let mut objects = Objects::new(input);
-    while let Some((line, bytes)) = objects.next()? {
+    while let Some((line, bytes)) = source.next()? {
         let at = |problem| TraceError { line, problem };
-        let object = Object::parse(bytes).map_err(at)?;
+        let object = Object::parse(line, bytes).map_err(at)?;
         let reader = match &mut reader {
             Some(reader) => reader,
-            None => reader.insert(Format::recognise(&object).map_err(at)?.reader()),
+            None => reader.insert(Format::recognise(&object).map_err(at)?.reader(options)),
         };
         reader.read(&object, &mut sessions).map_err(at)?;
         if sessions.len() > MAX_SESSIONS {
             return Err(at(TraceProblem::TooManySessions));
         }
     }
-    let reader = reader.ok_or(TraceError {
-        line: 1,
-        problem: TraceProblem::Empty,
-    })?;
-    Ok(Trace {
-        name: name.to_owned(),
-        block_size: reader.block_size(),
-        sessions,
-    })
+    let Some(mut reader) = reader else {
+        return Ok((1, Vec::new()));
+    };
+    let finished = reader.finish(&mut sessions);
+    finished.map_err(|(line, problem)| TraceError { line, problem })?;
+    Ok((reader.block_size(), sessions))
 }
 
 /// Names in backticks, with commas between.
@@ -201,11 +344,18 @@ mod tests {
         check_error(
             "{\"timestamp\": 0, \"chat_id\": 7}",
             "line 1: unknown trace format with the fields `chat_id`, `timestamp`, expected a coding-agent trace (`id`, \
-             `block_size`, `requests`) or a Mooncake trace (`timestamp`, `input_length`, `output_length`, `hash_ids`)",
+             `block_size`, `requests`) or an agentic Mooncake trace (`request_id`, `input_length`, `output_length`, `hash_ids`) or \
+             a Qwen-Bailian trace (`chat_id`, `parent_chat_id`, `timestamp`, `input_length`, `output_length`, `hash_ids`) or \
+             a Mooncake trace (`timestamp`, `input_length`, `output_length`, `hash_ids`)",
         );
         check_error(
             "[1, 2]",
-            "line 1: no JSON object (invalid type: sequence, expected a map, at column 0), expected one JSON object a line",
+            "line 1: broken JSON array: found `1`, expected a JSON object or `]`",
+        );
+        check_error("[]", "line 1: the trace is empty, expected at least one JSON object");
+        check_error(
+            &format!("[{MOONCAKE},\n{{\"timestamp\": -1}}]"),
+            "line 2: field `timestamp` is `-1`, expected the time of arrival in milliseconds, at least 0",
         );
         check_error(
             &format!("{MOONCAKE}\n\n{}\n{MOONCAKE}\n", &MOONCAKE[..20]),
@@ -226,6 +376,9 @@ mod tests {
         };
         check(&format!("\r\n{MOONCAKE}\r\n\n{MOONCAKE}"), 2);
         check(&MOONCAKE.replace(", ", ",\n  "), 1);
+        check(&format!("\u{feff}{MOONCAKE}"), 1);
+        check(&format!("[{MOONCAKE}]"), 1);
+        check(&format!("\n[\n  {MOONCAKE},\n  {MOONCAKE}\n]\n"), 2);
         check(&format!("{0}\n{0}\n", MOONCAKE.replace(", ", ",\n  ")), 2);
     }
 

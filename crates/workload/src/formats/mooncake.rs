@@ -12,20 +12,50 @@ use homing_units::Duration;
 /// Tokens in a block of every published Mooncake trace.
 const BLOCK_SIZE: u32 = 512;
 
+/// The block size of a trace's rows: their `block_size`, a field that this project adds where it is not 512, or what
+/// the caller says, or 512.
+#[derive(Debug)]
+pub(super) struct BlockSize {
+    given: Option<u32>,
+    found: Option<u32>,
+}
+
+impl BlockSize {
+    pub(super) const fn new(given: Option<u32>) -> Self {
+        Self { given, found: None }
+    }
+
+    /// The block size of this row, which is that of all.
+    pub(super) fn of(&mut self, line: &Object<'_>) -> Result<u32, TraceProblem> {
+        const EXPECTED: &str = "a number of tokens, at least 1";
+        let own = match line.has("block_size") {
+            true => line.required_positive("block_size", EXPECTED)?,
+            false => self.given.unwrap_or(BLOCK_SIZE),
+        };
+        match *self.found.get_or_insert(own) {
+            found if found == own => Ok(own),
+            found => {
+                let expected = format!("{found}, the block size of the rows before");
+                Err(line.wrong("block_size", &own.to_string(), &expected))
+            }
+        }
+    }
+
+    /// The block size of the rows so far.
+    pub(super) fn get(&self) -> u32 {
+        self.found.or(self.given).unwrap_or(BLOCK_SIZE)
+    }
+}
+
 /// Reads rows.
-#[derive(Debug, Default)]
-pub(super) struct Reader;
+#[derive(Debug)]
+pub(super) struct Reader(pub(super) BlockSize);
 
 impl LineReader for Reader {
     fn read(&mut self, line: &Object<'_>, sessions: &mut Vec<Session>) -> Result<(), TraceProblem> {
         let expected = "the time of arrival in milliseconds, at least 0";
-        let milliseconds = match line.optional_not_negative("timestamp", expected)? {
-            Some(milliseconds) => milliseconds,
-            None => line.required("timestamp", expected)?,
-        };
-        let start = Duration::try_from_secs_f64(milliseconds / 1e3)
-            .map_err(|_| line.wrong("timestamp", &milliseconds.to_string(), expected))?;
-        let turn = turn(line)?;
+        let start = line.duration("timestamp", 1e-3, expected)?;
+        let turn = turn(line, self.0.of(line)?)?;
         sessions.push(Session {
             id: format!("row-{}", sessions.len() + 1),
             start: Some(start),
@@ -35,21 +65,22 @@ impl LineReader for Reader {
     }
 
     fn block_size(&self) -> u32 {
-        BLOCK_SIZE
+        self.0.get()
     }
 }
 
-fn turn(line: &Object<'_>) -> Result<Turn, TraceProblem> {
+/// The one turn of a row with an id for each started block, without its place in time.
+pub(super) fn turn(line: &Object<'_>, block_size: u32) -> Result<Turn, TraceProblem> {
     let prompt_tokens = line.required_positive("input_length", "a number of tokens, at least 1")?;
     let output_tokens: u32 = line.required("output_length", "a number of tokens")?;
     let mut content: Vec<u64> = line.required("hash_ids", "a list of block ids")?;
-    let blocks = prompt_tokens.div_ceil(BLOCK_SIZE) as usize;
+    let blocks = prompt_tokens.div_ceil(block_size) as usize;
     if content.len() != blocks {
         let found = format!("{} ids", content.len());
         let expected = format!("{blocks} ids, one for each started block of an `input_length` of {prompt_tokens}");
         return Err(line.wrong("hash_ids", &found, &expected));
     }
-    content.truncate((prompt_tokens / BLOCK_SIZE) as usize);
+    content.truncate((prompt_tokens / block_size) as usize);
     // A request samples at least one token, whatever was recorded.
     let output_tokens = output_tokens.max(1);
     Ok(Turn {

@@ -20,10 +20,11 @@ pub(super) struct Objects<R> {
 }
 
 impl<R: BufRead> Objects<R> {
-    pub(super) const fn new(input: R) -> Self {
+    /// The objects of `input`, which begins on line `first`.
+    pub(super) const fn new(input: R, first: u64) -> Self {
         Self {
             input,
-            lines: 0,
+            lines: first - 1,
             spanning: None,
             bytes: Vec::new(),
         }
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     fn check(input: &str, expected: &[(u64, &str)]) {
-        let mut objects = Objects::new(input.as_bytes());
+        let mut objects = Objects::new(input.as_bytes(), 1);
         let mut found = Vec::new();
         while let Some((line, bytes)) = objects.next().expect("bytes in memory can be read") {
             found.push((line, String::from_utf8_lossy(bytes).trim().to_owned()));
