@@ -214,13 +214,13 @@ fn share(part: f64, whole: f64) -> f64 {
 fn starts_span(trace: &Trace) -> Option<f64> {
     let starts = || trace.sessions.iter().filter_map(|session| session.start);
     let span = starts().max()?.saturating_sub(starts().min()?);
-    trace.has_times().then(|| span.as_secs_f64())
+    trace.has_times().then_some(span.as_secs_f64())
 }
 
 /// Tokens of each session's first prompt that some other session's first prompt begins with too. Of all prompts in order,
 /// a prompt's neighbours share the most with it.
 fn boilerplate(trace: &Trace) -> Vec<f64> {
-    let mut firsts: Vec<&[u64]> = trace.sessions.iter().map(|session| first_content(session)).collect();
+    let mut firsts: Vec<&[u64]> = trace.sessions.iter().map(first_content).collect();
     firsts.sort_unstable();
     let shared: Vec<usize> = firsts.windows(2).map(|pair| common(pair[0], pair[1])).collect();
     let blocks = (0..firsts.len()).map(|index| {

@@ -9,6 +9,7 @@
 //! Each row is a session of one turn that shares nothing with others, in blocks of 64 tokens (neither trace has
 //! blocks). Times count from the earliest row. A recorded 0 (failed requests of `BurstGPT`) becomes 1 token.
 
+use super::fields::{MAX_NANOSECONDS, shortened};
 use super::{TraceError, TraceProblem, quoted};
 use crate::content::{Scope, local_id};
 use crate::trace::{Session, Turn};
@@ -74,9 +75,16 @@ pub(super) fn read(input: impl BufRead, first: u64, max_sessions: usize) -> Resu
         if rows.len() == max_sessions {
             return Err(at(TraceProblem::TooManySessions));
         }
-        rows.push(table.row(&text).map_err(at)?);
+        rows.push(table.row(lines.line, &text).map_err(at)?);
     }
     let earliest = rows.iter().map(|row| row.time).min().unwrap_or_default();
+    if let Some(late) = rows.iter().find(|row| (row.time - earliest) as f64 > MAX_NANOSECONDS) {
+        let years = "a time within a hundred years of the earliest row's";
+        return Err(TraceError {
+            line: late.line,
+            problem: wrong(table.columns.time, &late.text, years),
+        });
+    }
     let session = |(index, row): (usize, &Row)| Session {
         id: format!("row-{}", index + 1),
         start: Some(Duration::from_nanos(
@@ -125,6 +133,9 @@ struct Table {
 
 /// A row, as it is in the table.
 struct Row {
+    line: u64,
+    /// The time as it is written.
+    text: String,
     /// Nanoseconds from some time.
     time: i128,
     prompt_tokens: u32,
@@ -143,20 +154,15 @@ impl Table {
                 total: columns.total.and_then(place),
             })
         };
-        table(&AZURE)
-            .or_else(|| table(&BURST_GPT))
-            .ok_or_else(|| TraceProblem::UnknownTable {
-                found: quoted(
-                    cells(header)
-                        .map(|cell| super::fields::shortened(cell))
-                        .collect::<Vec<_>>()
-                        .iter()
-                        .map(String::as_str),
-                ),
-            })
+        table(&AZURE).or_else(|| table(&BURST_GPT)).ok_or_else(|| {
+            let columns: Vec<String> = cells(header).map(shortened).collect();
+            TraceProblem::UnknownTable {
+                found: quoted(columns.iter().map(String::as_str)),
+            }
+        })
     }
 
-    fn row(&self, line: &str) -> Result<Row, TraceProblem> {
+    fn row(&self, number: u64, line: &str) -> Result<Row, TraceProblem> {
         let cells: Vec<&str> = cells(line).collect();
         let cell = |place: usize, name: &str, expected: &str| {
             let missing = || TraceProblem::Missing {
@@ -180,6 +186,8 @@ impl Table {
         } = self.columns;
         let text = cell(self.time, time, self.columns.expected_time)?;
         let row = Row {
+            line: number,
+            text: text.to_owned(),
             time: (self.columns.parse)(text).ok_or_else(|| wrong(time, text, self.columns.expected_time))?,
             prompt_tokens: tokens(self.prompt, prompt)?,
             output_tokens: tokens(self.output, output)?,
@@ -214,7 +222,7 @@ impl Row {
 fn wrong(field: &str, found: &str, expected: &str) -> TraceProblem {
     TraceProblem::Wrong {
         field: field.to_owned(),
-        found: super::fields::shortened(found),
+        found: shortened(found),
         expected: expected.to_owned(),
     }
 }
@@ -355,6 +363,11 @@ mod tests {
         check_error(
             &format!("{BURST}6,GPT-4,1,2,4,log"),
             "line 3: field `Total tokens` is `4`, expected 3, the sum of `Request tokens` and `Response tokens`",
+        );
+        check_error(
+            &format!("{AZURE}1523-11-16 18:17:03,1,2"),
+            "line 2: field `TIMESTAMP` is `2023-11-16 18:17:03.9799600`, expected a time within a hundred years of the earliest \
+             row's",
         );
         check_error(
             "time,tokens\n1,2",

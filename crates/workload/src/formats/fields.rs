@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// A hundred years: no time of a trace is longer.
-const MAX_NANOSECONDS: f64 = 100.0 * 366.0 * 86_400.0 * 1e9;
+pub(super) const MAX_NANOSECONDS: f64 = 100.0 * 366.0 * 86_400.0 * 1e9;
 
 /// A JSON object with unparsed fields and its own place in the line.
 pub(super) struct Object<'a> {

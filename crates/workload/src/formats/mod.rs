@@ -382,24 +382,82 @@ mod tests {
         check(&format!("{0}\n{0}\n", MOONCAKE.replace(", ", ",\n  ")), 2);
     }
 
+    /// A good input of each kind, with blocks of 4 tokens where the format lets it choose.
+    const INPUTS: [&str; 6] = [
+        r#"{"id": "a", "block_size": 4, "tool_tokens": 4, "system_tokens": 1, "requests": [{"t": 0, "type": "n", "in": 9, "out": 3,
+            "hash_ids": [1, 2], "api_time": 2}, {"t": 5, "duration_ms": 9, "type": "subagent", "requests": [{"t": 0, "type": "s",
+            "in": 4, "out": 1, "hash_ids": [7]}]}, {"t": 6.5, "type": "n", "in": 9, "out": 3, "hash_ids": [1, 2]}]}"#,
+        MOONCAKE,
+        r#"{"request_id": "a", "session_id": "s", "input_length": 6, "output_length": 1, "hash_ids": [1, 2], "timestamp": 3, "block_size": 4}
+{"request_id": "b", "session_id": "t", "input_length": 8, "output_length": 1, "hash_ids": [1, 9], "wait_for": ["a"], "delay": 2.5, "block_size": 4}
+{"request_id": "c", "session_id": "s", "input_length": 8, "output_length": 1, "hash_ids": [1, 9], "wait_for": ["b", "a"], "block_size": 4}"#,
+        r#"[{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 17, "output_length": 3, "hash_ids": [1, 2]},
+{"chat_id": 2, "parent_chat_id": 1, "timestamp": 2, "input_length": 16, "output_length": 3, "hash_ids": [1]}]"#,
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,4808,10\n2023-11-16 18:17:04+01:00,7,0\n",
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,472,18,490,API log\n7.5,x,1,2,3,y\n",
+    ];
+
+    #[test]
+    fn each_input_of_the_property_below_is_good() {
+        for input in INPUTS {
+            read_trace("test", input.as_bytes()).expect(input).check_invariants();
+        }
+    }
+
     proptest! {
         #[test]
-        fn no_bytes_make_a_reader_panic_or_break_a_promise(
-            session in any::<bool>(),
-            place in any::<prop::sample::Index>(),
-            removed in 0_usize..20,
-            bytes in proptest::collection::vec(prop::sample::select(b"{}[]\",:-.0193aenst \n\\".to_vec()), 0..6),
+        fn no_edit_makes_a_reader_panic_or_break_a_promise(
+            input in 0..INPUTS.len(),
+            edits in proptest::collection::vec(
+                (
+                    any::<prop::sample::Index>(),
+                    0_usize..20,
+                    proptest::collection::vec(prop::sample::select(b"{}[]\",:-.0193aenst \n\\".to_vec()), 0..6),
+                ),
+                1..3,
+            ),
         ) {
-            const SESSION: &str = r#"{"id": "a", "block_size": 4, "requests": [{"t": 0, "type": "n", "in": 9, "out": 3, "hash_ids":
-                [1, 2], "api_time": 2}, {"t": 5, "duration_ms": 9, "type": "subagent", "requests": [{"t": 0, "type": "s", "in":
-                4, "out": 1, "hash_ids": [7]}]}, {"t": 6.5, "type": "n", "in": 9, "out": 3, "hash_ids": [1, 2]}]}"#;
-            let mut text = if session { SESSION } else { MOONCAKE }.as_bytes().to_vec();
-            let from = place.index(text.len());
-            let to = (from + removed).min(text.len());
-            text.splice(from..to, bytes);
+            let mut text = INPUTS[input].as_bytes().to_vec();
+            for (place, removed, bytes) in edits {
+                let from = place.index(text.len() + 1);
+                let to = (from + removed).min(text.len());
+                text.splice(from..to, bytes);
+            }
             if let Ok(trace) = read_trace("test", text.as_slice()) {
                 trace.check_invariants();
             }
         }
+
+        #[test]
+        fn no_bytes_make_a_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), begin in 0_usize..5) {
+            let begin: &[u8] = [&b""[..], b"{", b"[{", AZURE_HEADER, b"[{\"request_id\":"][begin];
+            if let Ok(trace) = read_trace("test", [begin, &bytes].concat().as_slice()) {
+                trace.check_invariants();
+            }
+        }
+
+        #[test]
+        fn no_row_makes_a_reader_panic(
+            rows in proptest::collection::vec((0_u8..4, 0_u8..4, -2_i64..40, proptest::collection::vec(0_u8..6, 0..3), -1_i64..3), 1..6),
+            bailian in any::<bool>(),
+        ) {
+            let row = |(id, session, length, waits, time): &(u8, u8, i64, Vec<u8>, i64)| {
+                let ids: Vec<u64> = (0..u64::try_from(*length).unwrap_or(0).div_ceil(16)).collect();
+                let waits: Vec<String> = waits.iter().map(u8::to_string).collect();
+                format!(
+                    r#"{{"request_id": "{id}", "session_id": "{session}", "chat_id": {id}, "parent_chat_id": {session}, "input_length": {length}, "output_length": 1, "hash_ids": {ids:?}, "wait_for": {waits:?}, "timestamp": {time}, "block_size": 16}}"#
+                )
+            };
+            let mut text = rows.iter().map(row).collect::<Vec<_>>().join("\n");
+            if bailian {
+                text = text.replace("request_id", "other");
+            }
+            if let Ok(trace) = read_trace("test", text.as_bytes()) {
+                trace.check_invariants();
+                prop_assert_eq!(trace.turn_count(), rows.len());
+            }
+        }
     }
+
+    const AZURE_HEADER: &[u8] = b"TIMESTAMP,ContextTokens,GeneratedTokens\n";
 }
