@@ -5,6 +5,7 @@ use crate::failure::Usage;
 use anyhow::{Context, Result};
 use homing_report::logs::LogLine as _;
 use homing_report::logs::RequestLine;
+use homing_report::metric::{HEADLINE, figure};
 use homing_report::{LeftOut, Report, RunRecord};
 use homing_workload::{ReplayConfig, Start};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -130,10 +131,34 @@ fn table(report: &Report) -> String {
             paths.local
         );
     }
+    summary(report, &mut text);
     for warning in &report.warnings {
         let _ = writeln!(text, "note: {warning}");
     }
     text
+}
+
+/// Over several runs: mean, spread and interval of the figures that most readers want first.
+fn summary(report: &Report, text: &mut String) {
+    if report.runs.len() < 2 {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "over {} runs: mean, standard deviation, 95% interval of the mean",
+        report.runs.len()
+    );
+    for name in HEADLINE {
+        let Some(summary) = report.summary.get(name) else {
+            continue;
+        };
+        let spread = summary.stdev.map_or_else(|| "-".to_owned(), figure);
+        let interval = summary.ci95.map_or_else(
+            || "-".to_owned(),
+            |[low, high]| format!("[{} {}]", figure(low), figure(high)),
+        );
+        let _ = writeln!(text, "  {name:<26} {:>9} {spread:>9}  {interval}", figure(summary.mean));
+    }
 }
 
 /// A progress bar on a terminal, and nothing elsewhere.
@@ -164,5 +189,35 @@ impl Progress {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homing_report::{ClassBounds, Experiment};
+
+    #[test]
+    fn several_runs_are_summed_up_with_their_spread() {
+        let check = |runs: usize, expected: bool| {
+            let experiment = Experiment {
+                trace: "t".to_owned(),
+                cluster: "c".to_owned(),
+                policy: "p".to_owned(),
+                time_scale: 1.0,
+                block_size: None,
+                classes: ClassBounds::default(),
+                left_out: LeftOut::default(),
+            };
+            let text = table(&Report::new(&experiment, &vec![RunRecord::default(); runs]));
+            assert_eq!(text.contains("95% interval"), expected, "{text}");
+            assert_eq!(
+                text.contains("errors.total                       0         0  [0 0]"),
+                expected,
+                "{text}"
+            );
+        };
+        check(1, false);
+        check(3, true);
     }
 }
