@@ -65,8 +65,7 @@ impl Engine {
             items: Vec::new(),
             budget: self.config.max_batch_tokens,
         };
-        self.plan_running(&mut plan, true);
-        self.plan_running(&mut plan, false);
+        self.plan_running(&mut plan);
         self.plan_waiting(&mut plan);
         plan.items
     }
@@ -92,18 +91,28 @@ impl Engine {
         u64::from(needed) - sequence.table.len() as u64
     }
 
-    /// Serves the running requests that decode, or those that prefill, in order of arrival.
-    fn plan_running(&mut self, plan: &mut Plan, decoding: bool) {
-        let ids: Vec<RequestId> = self.running.values().copied().collect();
-        for id in ids {
-            if plan.budget == 0 {
-                return;
+    /// Serves the running requests that decode, then those that prefill, both in order of arrival.
+    fn plan_running(&mut self, plan: &mut Plan) {
+        let mut ids: Vec<RequestId> = self.running.values().copied().collect();
+        let mut prefilling = 0;
+        for index in 0..ids.len() {
+            let id = ids[index];
+            if self.sequences[&id].prefilling() {
+                ids[prefilling] = id;
+                prefilling += 1;
+            } else {
+                self.serve_if_running(id, plan);
             }
-            let sequence = &self.sequences[&id];
-            // An earlier one in this very loop may have preempted it.
-            if sequence.phase == Phase::Running && sequence.decoding() == decoding {
-                self.serve(id, plan);
-            }
+        }
+        for id in &ids[..prefilling] {
+            self.serve_if_running(*id, plan);
+        }
+    }
+
+    /// One that came before it in this very plan may have preempted it.
+    fn serve_if_running(&mut self, id: RequestId, plan: &mut Plan) {
+        if plan.budget > 0 && self.sequences[&id].phase == Phase::Running {
+            self.serve(id, plan);
         }
     }
 
@@ -212,8 +221,13 @@ impl Engine {
 
     /// Adds as many pending tokens of a running request to the plan as budget and blocks allow.
     fn serve(&mut self, id: RequestId, plan: &mut Plan) {
-        let count = self.sequences[&id].pending().min(plan.budget);
-        let missing = self.blocks_missing_for(id, count);
+        let sequence = &self.sequences[&id];
+        let count = sequence.pending().min(plan.budget);
+        let missing = sequence.blocks_missing_for(count, self.config.block_size);
+        if missing == 0 {
+            plan.push(sequence.item(count));
+            return;
+        }
         let (count, blocks) = match self.take_blocks(id, missing, plan) {
             Some(blocks) => (count, blocks),
             None => self.take_rest(id, count),
@@ -224,13 +238,6 @@ impl Engine {
         let sequence = self.sequences.get_mut(&id).expect("a running request is known");
         sequence.table.extend(blocks);
         plan.push(sequence.item(count));
-    }
-
-    /// Blocks to add to a request's table before its next `count` tokens can be computed.
-    fn blocks_missing_for(&self, id: RequestId, count: u32) -> u32 {
-        let sequence = &self.sequences[&id];
-        let needed = (sequence.computed + count).div_ceil(self.config.block_size);
-        needed.saturating_sub(u32::try_from(sequence.table.len()).expect("a table is as long as a u32 of tokens"))
     }
 
     /// Allocates blocks for a request, at the cost of requests that came after it if it must.
@@ -257,7 +264,7 @@ impl Engine {
         let blocks = sequence.table.len() as u64 + u64::from(self.cache.available());
         let room = blocks * u64::from(self.config.block_size) - u64::from(sequence.computed);
         let count = u32::try_from(room).map_or(count, |room| room.min(count));
-        let missing = self.blocks_missing_for(id, count);
+        let missing = sequence.blocks_missing_for(count, self.config.block_size);
         let blocks = self.cache.allocate(id, missing, &mut self.outputs);
         (count, blocks.expect("no more blocks than can be had"))
     }

@@ -99,6 +99,17 @@ impl Sequence {
         self.phase == Phase::Running && self.usage.output_tokens > 0 && self.pending() == 1
     }
 
+    /// Whether it runs and has more to compute than the last sampled token.
+    pub fn prefilling(&self) -> bool {
+        self.phase == Phase::Running && !self.decoding()
+    }
+
+    /// Blocks to add to its table before its next `count` tokens can be computed.
+    pub fn blocks_missing_for(&self, count: u32, block_size: u32) -> u32 {
+        let needed = (self.computed + count).div_ceil(block_size);
+        needed.saturating_sub(u32::try_from(self.table.len()).expect("a table is as long as a u32 of tokens"))
+    }
+
     /// Tokens of the prompt that have no KV and will get none from another worker.
     pub fn prefill_pending(&self) -> u32 {
         let had = match self.phase {

@@ -87,7 +87,10 @@ impl HostTier {
         let locked = self.entries.len() - self.order.len();
         let room = self.capacity as usize - locked;
         let skipped = evicted.len().saturating_sub(room);
-        for (index, hash) in evicted.iter().enumerate().skip(skipped) {
+        let kept = &evicted[skipped..];
+        // First of all: what comes again is not what goes for the others.
+        kept.iter().for_each(|hash| self.touch(*hash));
+        for (index, hash) in kept.iter().enumerate() {
             if self.entries.contains_key(hash) {
                 self.touch(*hash);
                 continue;
@@ -102,7 +105,7 @@ impl HostTier {
             };
             self.entries.insert(*hash, entry);
             self.order.insert(self.tick, *hash);
-            change.stored.push(index);
+            change.stored.push(skipped + index);
         }
         change
     }
@@ -181,12 +184,11 @@ impl HostTier {
         }
     }
 
-    /// Used again; a locked block is not in the order.
+    /// Used again, if it is here; a locked block is not in the order.
     fn touch(&mut self, hash: BlockHash) {
-        let entry = self.entries.get_mut(&hash).expect("only what is here is touched");
-        if entry.locks > 0 {
+        let Some(entry) = self.entries.get_mut(&hash).filter(|entry| entry.locks == 0) else {
             return;
-        }
+        };
         self.order.remove(&entry.used_at);
         self.tick += 1;
         entry.used_at = self.tick;

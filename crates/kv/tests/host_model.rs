@@ -37,21 +37,24 @@ impl Model {
     }
 
     fn insert(&mut self, evicted: &[BlockHash]) -> HostChange {
-        let mut change = HostChange::default();
         let locked = self.blocks.iter().filter(|(_, locks)| *locks > 0).count();
         let skipped = evicted.len().saturating_sub(self.capacity - locked);
+        let mut change = HostChange::default();
         for (index, hash) in evicted.iter().enumerate().skip(skipped) {
-            if let Some(at) = self.position(*hash) {
-                let block = self.blocks.remove(at);
-                self.blocks.push(block);
-                continue;
+            match self.position(*hash) {
+                Some(at) => {
+                    let block = self.blocks.remove(at);
+                    self.blocks.push(block);
+                }
+                None => {
+                    self.blocks.push((*hash, 0));
+                    change.stored.push(index);
+                }
             }
-            if self.blocks.len() == self.capacity {
-                let victim = self.blocks.iter().position(|(_, locks)| *locks == 0).expect("room");
-                change.removed.push(self.blocks.remove(victim).0);
-            }
-            self.blocks.push((*hash, 0));
-            change.stored.push(index);
+        }
+        while self.blocks.len() > self.capacity {
+            let victim = self.blocks.iter().position(|(_, locks)| *locks == 0).expect("room");
+            change.removed.push(self.blocks.remove(victim).0);
         }
         change
     }
@@ -115,7 +118,9 @@ proptest! {
             match operation {
                 Operation::Insert(numbers) => {
                     let evicted = distinct(numbers);
-                    prop_assert_eq!(tier.insert(&evicted), model.insert(&evicted));
+                    let change = tier.insert(&evicted);
+                    prop_assert!(change.stored.iter().all(|index| !change.removed.contains(&evicted[*index])));
+                    prop_assert_eq!(change, model.insert(&evicted));
                 }
                 Operation::Lock(numbers) => {
                     let run: Vec<BlockHash> = distinct(numbers);
