@@ -341,3 +341,23 @@ fn blocks_are_open_while_they_are_under_transfer_and_no_longer() {
     );
     check_idle(&executor);
 }
+
+#[test]
+fn a_reload_that_nobody_configured_fails_its_request_and_nothing_else() {
+    let config = EngineConfig {
+        block_size: BLOCK,
+        kv_blocks: 10,
+        host_blocks: 20,
+        ..EngineConfig::default()
+    };
+    let mut executor = Executor::new(config, Scripted::default(), Tokenizer::bytes());
+    for (id, token) in [(1, 1), (2, 2)] {
+        executor.submit(now(), RequestId(id), request(&[token; 33], 1, Transfer::None));
+        finish(&mut executor);
+    }
+    executor.submit(now(), RequestId(3), request(&[1; 33], 1, Transfer::None));
+    assert_eq!(ended(&finish(&mut executor)).outcome, Outcome::BackendFailed);
+    executor.submit(now(), RequestId(4), request(&[2; 5], 1, Transfer::None));
+    assert_eq!(ended(&finish(&mut executor)).outcome, Outcome::Length);
+    check_idle(&executor);
+}
