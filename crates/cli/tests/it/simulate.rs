@@ -78,3 +78,32 @@ fn a_folder_holds_the_report_the_logs_and_a_recording_that_replays() {
         String::from_utf8_lossy(&broken.stderr)
     );
 }
+
+#[test]
+fn a_cluster_that_cannot_be_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let check = |cluster: &str, expected: &str| {
+        let text = out.display().to_string();
+        let output = homing(&[
+            "sim",
+            "--trace",
+            "gen:agent:sessions=2",
+            "--cluster",
+            cluster,
+            "--out",
+            &text,
+        ]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{cluster}: {error}");
+        assert_eq!(error.lines().count(), 1, "{cluster}: {error}");
+        assert!(error.contains(expected), "{cluster}: {error}");
+        assert!(!out.exists(), "{cluster}: something was written");
+    };
+    check("h100x2-2p0d", "no worker that decodes");
+    check("h100x8-dp:kv=64", "expected at least");
+    check("h100x8-2p6d:engine=session-slots", "did you mean `session-slot`");
+    check("h100x8-2p6d:transfer-timeout=32s", "did you mean `transfer_timeout`");
+    check("h100x8-2p6d:dead_peers=on", "`transfer_timeout=32s`");
+    check("h200x8-2p6", "did you mean `h200x8-2p6d`");
+}
