@@ -30,6 +30,8 @@ pub enum Command {
     Sim(Sim),
     /// Run a trace against a live endpoint.
     Replay(Replay),
+    /// Set runs side by side, with intervals, and say which differences stand.
+    Compare(crate::compare_args::Compare),
 }
 
 /// `homing up`

@@ -3,6 +3,7 @@
 
 mod args;
 mod commands;
+mod compare_args;
 mod failure;
 mod results;
 mod shape;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         Command::Worker(args) => commands::worker::run(args),
         Command::Sim(args) => commands::sim::run(&args),
         Command::Replay(args) => commands::replay::run(args),
+        Command::Compare(args) => commands::compare::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

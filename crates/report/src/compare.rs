@@ -14,6 +14,8 @@
 mod notes;
 mod text;
 
+pub(crate) use text::said;
+
 use crate::metric::{self, Better};
 use crate::run::{Report, Run};
 use crate::stats::{bootstrap_95, mean, rounded};

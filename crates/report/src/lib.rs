@@ -5,6 +5,7 @@
 //! who has those makes records of them.
 
 pub mod compare;
+pub mod html;
 pub mod logs;
 pub mod metric;
 pub mod record;

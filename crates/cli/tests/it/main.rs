@@ -1,6 +1,7 @@
 //! The binary as its users meet it: one test program, so that it is linked once.
 
 mod common;
+mod compare;
 mod simulate;
 mod up;
 mod usage;

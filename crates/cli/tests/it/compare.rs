@@ -1,0 +1,172 @@
+//! `homing compare`: one document or a table on stdout, a whole page or none, and one line for what is wrong.
+
+use crate::common::homing;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+/// Simulates a small trace into `folder/name`.
+fn simulate(folder: &Path, name: &str, policy: &str, runs: &str) -> PathBuf {
+    let out = folder.join(name);
+    let output = homing(&[
+        "sim",
+        "--trace",
+        "gen:agent:sessions=6",
+        "--cluster",
+        "h200x4-1p3d",
+        "--policy",
+        policy,
+        "--runs",
+        runs,
+        "--out",
+        out.to_str().unwrap(),
+        "--json",
+    ]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    out
+}
+
+fn compare(arguments: &[&Path], options: &[&str]) -> Output {
+    let runs: Vec<&str> = arguments.iter().map(|path| path.to_str().unwrap()).collect();
+    homing(&[&["compare"], runs.as_slice(), options].concat())
+}
+
+/// It fails with exit code 2 and one line that has all of this in it.
+fn check_wrong(output: &Output, expected: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert_eq!((said.lines().count(), output.stdout.len()), (1, 0), "{said}");
+    for expected in expected {
+        assert!(said.contains(expected), "`{said}` lacks `{expected}`");
+    }
+}
+
+#[test]
+fn runs_are_set_side_by_side_as_table_document_and_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let three = simulate(folder.path(), "three", "homing", "3");
+    let one = simulate(folder.path(), "one", "round-robin", "1");
+    let page = folder.path().join("page.html");
+
+    let output = compare(
+        &[&three, &one.join("summary.json")],
+        &["--json", "--html", page.to_str().unwrap()],
+    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    assert_eq!(document["schema"], "homing.compare/1");
+    assert_eq!(document["reports"][1]["policy"], "round-robin");
+    let metrics = document["metrics"].as_array().unwrap();
+    let ttft = metrics.iter().find(|metric| metric["name"] == "ttft_s.mean").unwrap();
+    assert_eq!(
+        (&ttft["better"], &ttft["verdict"]),
+        (&"lower".into(), &"one_run".into())
+    );
+    assert_eq!(document["unlike"][0]["what"], "seeds");
+
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
+    // Logs of one run (`requests.jsonl`) and of several (`seed-1.requests.jsonl`) are found alike.
+    assert_eq!(
+        (
+            html.matches("<polyline").count(),
+            html.matches("class=\"turn").count() > 6
+        ),
+        (4, true)
+    );
+    compare(&[&three, &one], &["--html", page.to_str().unwrap()]);
+    let names: Vec<String> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(
+        names.iter().filter(|name| name.contains("page")).count(),
+        1,
+        "no part is left: {names:?}"
+    );
+
+    let text = String::from_utf8(compare(&[&three, &one], &[]).stdout).unwrap();
+    for expected in [
+        "COMPARING UNLIKE THINGS",
+        "ttft_s.p90",
+        "one run proves nothing",
+        "B is one run",
+    ] {
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn a_run_equals_itself_and_the_page_is_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = simulate(folder.path(), "run", "homing", "3");
+    let text = String::from_utf8(compare(&[&run, &run], &[]).stdout).unwrap();
+    assert!(
+        !text.contains("better than") && text.contains("not distinguishable"),
+        "{text}"
+    );
+    let page = |name: &str| {
+        let file = folder.path().join(name);
+        assert!(
+            compare(&[&run], &["--html", file.to_str().unwrap()]).status.success(),
+            "one run is enough for a page"
+        );
+        fs::read(file).unwrap()
+    };
+    assert_eq!(page("a.html"), page("b.html"));
+}
+
+#[test]
+fn what_is_wrong_is_said_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let run = simulate(folder.path(), "run-a", "homing", "1");
+    check_wrong(&compare(&[], &[]), &["DIR|FILE"]);
+    check_wrong(&compare(&[&run], &[]), &["expected two or more"]);
+    check_wrong(&compare(&[run.as_path(); 9], &[]), &["9 runs, expected at most 8"]);
+    check_wrong(
+        &compare(&[&run, &at("run-b")], &[]),
+        &["does not exist", "did you mean", "run-a"],
+    );
+    check_wrong(
+        &compare(&[&run, folder.path()], &[]),
+        &["has no `summary.json`", "run-a` has one"],
+    );
+    check_wrong(&compare(&[&run, &run.join("requests.jsonl")], &[]), &["not JSON"]);
+
+    let write = |name: &str, text: &str| {
+        fs::write(at(name), text).unwrap();
+        at(name)
+    };
+    check_wrong(
+        &compare(&[&run, &write("other.json", r#"{"schema":"other/1"}"#)], &[]),
+        &["schema `other/1`, expected `homing.run/1`"],
+    );
+    check_wrong(&compare(&[&run, &write("none.json", "[]")], &[]), &["no schema"]);
+    check_wrong(
+        &compare(&[&run, &write("short.json", r#"{"schema":"homing.run/1"}"#)], &[]),
+        &["missing field"],
+    );
+    let mut report: Value = serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap();
+    report["runs"] = Value::Array(Vec::new());
+    check_wrong(
+        &compare(&[&run, &write("empty.json", &report.to_string())], &[]),
+        &["no runs"],
+    );
+
+    check_wrong(
+        &compare(&[&run], &["--html", folder.path().to_str().unwrap()]),
+        &["is a folder"],
+    );
+    check_wrong(
+        &compare(&[&run], &["--html", at("no/page.html").to_str().unwrap()]),
+        &["folder does not exist"],
+    );
+    fs::write(run.join("requests.jsonl"), "{}\n").unwrap();
+    check_wrong(
+        &compare(&[&run], &["--html", at("page.html").to_str().unwrap()]),
+        &["requests.jsonl` line 1", "missing field"],
+    );
+    assert!(!at("page.html").exists(), "never a partial page");
+}
