@@ -20,7 +20,7 @@ fn simulate(folder: &Path, name: &str, policy: &str, runs: &str) -> PathBuf {
         "--runs",
         runs,
         "--out",
-        out.to_str().unwrap(),
+        out.to_str().expect("the path is text"),
         "--json",
     ]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -28,7 +28,10 @@ fn simulate(folder: &Path, name: &str, policy: &str, runs: &str) -> PathBuf {
 }
 
 fn compare(arguments: &[&Path], options: &[&str]) -> Output {
-    let runs: Vec<&str> = arguments.iter().map(|path| path.to_str().unwrap()).collect();
+    let runs: Vec<&str> = arguments
+        .iter()
+        .map(|path| path.to_str().expect("the path is text"))
+        .collect();
     homing(&[&["compare"], runs.as_slice(), options].concat())
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Charts are inline SVG made here, one chart a file; colours are variables, so that light and dark are one drawing. With
 //! scripts off everything is there (values are in titles and tables); the script adds a reading line to the
-//! distributions. Equal input is equal bytes. Every text that comes from data goes through [`escape`], and the page
+//! distributions. Equal input is equal bytes. Every text that comes from data goes through `escape`, and the page
 //! forbids itself all outside sources. Sizes are bounded: points, rows and workers have caps, which the page states.
 
 mod append;
