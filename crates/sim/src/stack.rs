@@ -12,7 +12,7 @@
 //!   pays for it.
 //! - The router asks one worker a turn, the one that it chose (report §4: "still once for each turn").
 //! - A worker that was restarted is on no list of dead peers: it comes back under another address.
-//! - A process that died serves again after [`RESTART_AFTER`].
+//! - A process that died serves again after `RESTART_AFTER`.
 
 use homing_engine::api::EngineKind;
 use homing_units::Duration;
