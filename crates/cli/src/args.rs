@@ -1,6 +1,7 @@
 //! The command line: names that scripts and users rely on. What each command does lies in `commands`.
 
 use crate::failure::Usage;
+use crate::trace_args::TraceArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -30,6 +31,8 @@ pub enum Command {
     Sim(Sim),
     /// Run a trace against a live endpoint.
     Replay(Replay),
+    /// Look at, translate and make traces.
+    Trace(TraceArgs),
     /// Set runs side by side, with intervals, and say which differences stand.
     Compare(crate::compare_args::Compare),
 }

@@ -8,6 +8,7 @@ mod failure;
 mod results;
 mod shape;
 mod telemetry;
+mod trace_args;
 mod trace_file;
 
 use args::{Cli, Command};
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Worker(args) => commands::worker::run(args),
         Command::Sim(args) => commands::sim::run(&args),
         Command::Replay(args) => commands::replay::run(args),
+        Command::Trace(args) => commands::trace::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
     };
     match outcome {

@@ -2,13 +2,18 @@
 
 use crate::failure::Usage;
 use anyhow::Result;
-use homing_workload::{Trace, generate, read_trace};
+use homing_workload::{ReadOptions, Trace, generate, read_trace_with};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 /// Reads the trace that `name` names. `seed` varies a generator's content, never a recorded trace.
 pub fn open(name: &str, seed: u64) -> Result<Trace> {
+    open_with(name, seed, &ReadOptions::default())
+}
+
+/// Reads the trace that `name` names, a recorded one as `options` say.
+pub fn open_with(name: &str, seed: u64, options: &ReadOptions) -> Result<Trace> {
     if name.starts_with("gen:") {
         return generate(name, seed).map_err(Usage::error);
     }
@@ -18,7 +23,7 @@ pub fn open(name: &str, seed: u64) -> Result<Trace> {
         .map_or_else(|| name.to_owned(), |file| file.to_string_lossy().into_owned());
     let wrong = |error: &dyn std::fmt::Display| Usage::error(format_args!("trace `{name}`: {error}"));
     let input = decompressed(path).map_err(|error| wrong(&error))?;
-    read_trace(&label, input).map_err(|error| wrong(&error))
+    read_trace_with(&label, input, options).map_err(|error| wrong(&error))
 }
 
 /// The file's bytes, unpacked where its name says that it is packed.

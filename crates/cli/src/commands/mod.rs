@@ -5,6 +5,7 @@ mod events;
 pub mod replay;
 pub mod serve;
 pub mod sim;
+pub mod trace;
 pub mod up;
 pub mod worker;
 

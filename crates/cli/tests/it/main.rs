@@ -3,5 +3,6 @@
 mod common;
 mod compare;
 mod simulate;
+mod trace;
 mod up;
 mod usage;

@@ -1,0 +1,100 @@
+//! `homing trace`: figures, translations that come back as they were, and bad input that leaves nothing behind.
+
+use crate::common::homing;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Output;
+
+fn done(arguments: &[&str]) -> Output {
+    let output = homing(arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {error}");
+    output
+}
+
+/// Runs it with wrong input; its one line names each of `words`, and the folder stays as it is.
+fn check_refused(folder: &Path, arguments: &[&str], words: &[&str]) {
+    let files = || std::fs::read_dir(folder).expect("it is there").count();
+    let before = files();
+    let output = homing(arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert_eq!(error.lines().count(), 1, "{arguments:?}: {error}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    for word in words {
+        assert!(error.contains(word), "{arguments:?}: `{word}` is not in: {error}");
+    }
+    assert_eq!(files(), before, "{arguments:?} left a file");
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_slice(&done(arguments).stdout).expect("one document")
+}
+
+#[test]
+fn what_is_generated_and_converted_has_the_same_figures() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (first, packed, again) = (path("a.jsonl"), path("b.jsonl.zst"), path("c.jsonl"));
+    done(&[
+        "trace",
+        "generate",
+        "gen:agent:sessions=4:turns=9:subagents=0.2",
+        &first,
+    ]);
+    done(&["trace", "convert", &first, &packed]);
+    done(&["trace", "convert", &packed, &again]);
+    let bytes = |path: &str| std::fs::read(path).expect("it was written");
+    assert!(bytes(&first) == bytes(&again), "read and written again, it is the same");
+    let mut figures = json(&["trace", "stats", "gen:agent:sessions=4:turns=9:subagents=0.2", "--json"]);
+    let mut read = json(&["trace", "stats", &packed, "--json"]);
+    figures["trace"] = Value::Null;
+    read["trace"] = Value::Null;
+    assert_eq!(figures, read);
+    let text = done(&["trace", "stats", &packed]);
+    assert!(String::from_utf8_lossy(&text.stdout).contains("4 sessions"));
+    assert_eq!(
+        std::fs::read_dir(folder.path()).expect("it is there").count(),
+        3,
+        "nothing partial"
+    );
+}
+
+#[test]
+fn what_a_format_cannot_carry_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("rows.jsonl.gz").display().to_string();
+    let output = done(&["trace", "convert", "gen:swe52:sessions=2", &out, "--to", "mooncake"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("turns that wait for others"), "{said}");
+    let read = json(&["trace", "stats", &out, "--json"]);
+    assert_eq!(read["block_size"], 24);
+    assert_eq!(read["sessions"], read["requests"]);
+}
+
+#[test]
+fn bad_input_is_one_line_and_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (bad, out) = (path("bad.csv"), path("out.jsonl"));
+    std::fs::write(
+        &bad,
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,many,2\n",
+    )
+    .expect("it is free");
+    let check = |arguments: &[&str], words: &[&str]| check_refused(folder.path(), arguments, words);
+    check(&["trace", "stats", &bad], &["line 2", "ContextTokens", "many"]);
+    check(&["trace", "convert", &bad, &out], &["line 2", "ContextTokens"]);
+    check(
+        &["trace", "convert", "gen:e2", &out, "--to", "moonc"],
+        &["agentic-mooncake"],
+    );
+    check(&["trace", "generate", "gen:e3", &out], &["gen:e3", "gen:e2"]);
+    check(&["trace", "generate", &bad, &out], &["gen:agent"]);
+    check(
+        &["trace", "generate", "gen:e2:sessions=1", &path("no/such/out")],
+        &["no/such/out"],
+    );
+    check(&["trace", "convert", "gen:e2:sessions=1", &path("")], &["folder"]);
+    check(&["trace", "stats", &path("none.jsonl")], &["none.jsonl"]);
+}
