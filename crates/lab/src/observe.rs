@@ -71,10 +71,15 @@ impl Observed {
         self.transfers.iter().filter(|line| line.error.is_some())
     }
 
-    /// Tokens of each eviction.
+    /// Tokens of each eviction on a worker that decodes.
     #[must_use]
     pub fn evicted_tokens(&self) -> Vec<f64> {
-        self.evictions.iter().map(|line| line.tokens as f64).collect()
+        let decode: BTreeSet<&str> = self.decode_workers().collect();
+        let there = self
+            .evictions
+            .iter()
+            .filter(|line| decode.contains(line.worker.as_str()));
+        there.map(|line| line.tokens as f64).collect()
     }
 
     /// Requests that each decoding worker was given, in the order of the cluster.

@@ -1,7 +1,10 @@
 //! The experiments, one family a file: which setups they need, and the section that they make of what was observed.
 
+mod collapse;
 mod dp;
+mod elastic;
 mod kvc;
+mod time_scale;
 
 use crate::observe::Observed;
 use crate::paper::Paper;
@@ -22,7 +25,13 @@ pub struct Experiment {
 }
 
 /// All experiments, in the order of the document.
-pub const ALL: [Experiment; 2] = [dp::EXPERIMENT, kvc::EXPERIMENT];
+pub const ALL: [Experiment; 5] = [
+    dp::EXPERIMENT,
+    kvc::EXPERIMENT,
+    time_scale::EXPERIMENT,
+    collapse::EXPERIMENT,
+    elastic::EXPERIMENT,
+];
 
 /// A figure of each run of a setup.
 fn sample(results: &Results, setup: &Setup, figure: impl Fn(&Observed) -> Option<f64>) -> Sample {

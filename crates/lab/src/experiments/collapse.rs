@@ -1,0 +1,117 @@
+//! E2 and E3: a cluster that fails as a whole, and the decode worker that stays cold.
+
+use super::{Experiment, sample};
+use crate::observe::Observed;
+use crate::paper::Paper;
+use crate::results::Results;
+use crate::section::{Row, Section, Table, estimate, number};
+use crate::setup::{Arrivals, Setup};
+use crate::verdict::{Expect, Verdict};
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "collapse",
+    setups,
+    section,
+};
+
+const INTRO: &str = "\
+One prefill and three decode H200, 1,285 requests as recorded (time scale 1), the papers' stack with the readings of KVC v5. The load floor's K \
+is not in the papers; 1,000 blocks is assumed, more than the boilerplate has.";
+
+const FULL: &str = "h200x4-1p3d:engine=session-slot:transfer_timeout=32s:dead_peers=on";
+
+fn run_of(cluster: &str, policy: &str) -> Setup {
+    Setup::new("gen:e2", cluster, policy)
+        .time_scale(1)
+        .arrivals(Arrivals::Recorded)
+        .seeds(5)
+}
+
+fn e2() -> Setup {
+    run_of(FULL, "kv-aware:rho=1.0")
+}
+
+fn variants() -> [(&'static str, Setup); 5] {
+    [
+        ("E2", e2()),
+        ("E3: load floor", run_of(FULL, "kv-aware:rho=1.0:load_floor=1000")),
+        ("exclusive overlap", run_of(FULL, "kv-aware:rho=1.0:overlap=exclusive")),
+        (
+            "block engine",
+            run_of("h200x4-1p3d:transfer_timeout=32s:dead_peers=on", "kv-aware:rho=1.0"),
+        ),
+        ("`homing`, block engine", run_of("h200x4-1p3d", "homing")),
+    ]
+}
+
+fn setups() -> Vec<Setup> {
+    variants().map(|(_, setup)| setup).into()
+}
+
+/// Requests of the decode worker that had the fewest, as a share of all in percent.
+fn coldest(run: &Observed) -> Option<f64> {
+    let requests = run.decode_requests();
+    let all: f64 = requests.iter().sum();
+    Some(requests.into_iter().fold(f64::INFINITY, f64::min) / all * 100.0)
+}
+
+fn section(paper: &Paper, results: &Results) -> Section {
+    let mut section = Section::new("Cascade and cold decode worker", INTRO, setups());
+    let failed = sample(results, &e2(), |run| Some(run.errors()));
+    section.row(Row::claim(
+        paper,
+        &["cascade.failed", "cascade.requests"],
+        "failed requests of E2, most of them",
+        estimate(&failed, ""),
+        Verdict::shape(failed.mean().is_some_and(|mean| mean * 2.0 > 1285.0)),
+    ));
+    let cold = sample(results, &e2(), coldest);
+    let shown: Vec<String> = results
+        .of(&e2())
+        .iter()
+        .take(3)
+        .map(|run| {
+            run.decode_requests()
+                .into_iter()
+                .map(number)
+                .collect::<Vec<_>>()
+                .join(" / ")
+        })
+        .collect();
+    section.row(Row::claim(
+        paper,
+        &["cold.bindings"],
+        "requests of each D: one has none",
+        shown.join("; "),
+        Verdict::of(Expect::AtMost(0.0), None, &cold),
+    ));
+    let floor = sample(results, &variants()[1].1, coldest);
+    section.row(Row::figure(
+        paper,
+        "cold.load_floor_share",
+        "share of the coldest D with a load floor",
+        Expect::Factor(2.0),
+        &floor,
+    ));
+    let mut table = Table::new(
+        "With what would prevent it",
+        &[
+            "what is different",
+            "failed",
+            "share of the coldest D in %",
+            "latency mean",
+            "TTFT mean",
+        ],
+    );
+    for (what, setup) in variants() {
+        table.row(vec![
+            what.to_owned(),
+            estimate(&sample(results, &setup, |run| Some(run.errors())), ""),
+            estimate(&sample(results, &setup, coldest), ""),
+            estimate(&sample(results, &setup, |run| run.run.latency_s.mean), "s"),
+            estimate(&sample(results, &setup, |run| run.run.ttft_s.mean), "s"),
+        ]);
+    }
+    section.tables.push(table);
+    section
+}
