@@ -5,7 +5,7 @@
 use super::svg::{Frame, Scale};
 use super::{RunLogs, Shown, escape};
 use crate::logs::WorkerSampleLine;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// Workers drawn, at most, and steps in time.
@@ -17,7 +17,7 @@ const ROW: f64 = 40.0;
 const GAP: f64 = 8.0;
 
 /// What a worker did during one step in time: the largest of each.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Step {
     running: f64,
     waiting: f64,
@@ -103,24 +103,57 @@ fn drawing(out: &mut String, report: &Shown<'_>, run: &RunLogs, most: f64) {
     }
 }
 
+/// The steps of each worker. A sample that would say what the worker's last one said is left out of the log, so a step
+/// without samples is as the last sample left it.
 fn steps(samples: &[WorkerSampleLine], end: f64) -> BTreeMap<&str, Vec<Step>> {
-    let instants = samples
-        .iter()
-        .filter(|sample| sample.worker == samples[0].worker)
-        .count();
-    let count = instants.clamp(1, STEPS_MAX);
-    let mut workers: BTreeMap<&str, Vec<Step>> = BTreeMap::new();
+    // Seconds that are not negative are in the order of their bits.
+    let instants: BTreeSet<u64> = samples.iter().map(|sample| sample.t.to_bits()).collect();
+    let count = instants.len().clamp(1, STEPS_MAX);
+    let mut by_worker: BTreeMap<&str, Vec<&WorkerSampleLine>> = BTreeMap::new();
     for sample in samples {
-        let steps = workers
-            .entry(&sample.worker)
-            .or_insert_with(|| vec![Step::default(); count]);
-        let step = &mut steps[((sample.t / end * count as f64) as usize).min(count - 1)];
-        let held = (sample.kv_tokens_used + sample.kv_tokens_cached) as f64 / sample.kv_tokens.max(1) as f64;
-        step.running = step.running.max(sample.running.into());
-        step.waiting = step.waiting.max((sample.waiting + sample.importing).into());
-        step.kv_share = step.kv_share.max(held.min(1.0));
+        by_worker.entry(&sample.worker).or_default().push(sample);
     }
-    workers
+    let steps = by_worker.into_iter().map(|(worker, mut samples)| {
+        samples.sort_by(|a, b| a.t.total_cmp(&b.t));
+        (worker, steps_of(&samples, count, end))
+    });
+    steps.collect()
+}
+
+/// The steps of one worker, whose samples are in order.
+fn steps_of(samples: &[&WorkerSampleLine], count: usize, end: f64) -> Vec<Step> {
+    let mut samples = samples.iter().peekable();
+    let mut last = Step::default();
+    let steps = (0..count).map(|index| {
+        let within = |t: f64| ((t / end * count as f64) as usize).min(count - 1) <= index;
+        let mut largest: Option<Step> = None;
+        while let Some(sample) = samples.next_if(|sample| within(sample.t)) {
+            last = Step::of(sample);
+            largest = Some(largest.map_or(last, |step| step.largest(last)));
+        }
+        largest.unwrap_or(last)
+    });
+    steps.collect()
+}
+
+impl Step {
+    fn of(sample: &WorkerSampleLine) -> Self {
+        let held = (sample.kv_tokens_used + sample.kv_tokens_cached) as f64 / sample.kv_tokens.max(1) as f64;
+        Self {
+            running: sample.running.into(),
+            waiting: (sample.waiting + sample.importing).into(),
+            kv_share: held.min(1.0),
+        }
+    }
+
+    /// The larger of each.
+    fn largest(self, other: Self) -> Self {
+        Self {
+            running: self.running.max(other.running),
+            waiting: self.waiting.max(other.waiting),
+            kv_share: self.kv_share.max(other.kv_share),
+        }
+    }
 }
 
 /// One worker: the areas are stacked, the line is the pool.
@@ -178,4 +211,41 @@ pub(super) fn short(name: &str) -> String {
     }
     let start: String = name.chars().take(LETTERS - 1).collect();
     format!("{start}…")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_without_samples_is_as_the_last_sample_left_it() {
+        let sample = |t: f64, worker: &str, running: u32, held: u64| WorkerSampleLine {
+            t,
+            worker: worker.to_owned(),
+            running,
+            waiting: 0,
+            importing: 0,
+            exporting: 0,
+            kv_tokens: 100,
+            kv_tokens_used: 0,
+            kv_tokens_cached: held,
+            prefill_tokens_pending: 0,
+        };
+        let samples = [
+            sample(0.0, "a", 0, 0),
+            sample(1.0, "a", 4, 50),
+            sample(1.0, "b", 1, 10),
+            sample(2.0, "a", 0, 90),
+            sample(3.0, "b", 2, 10),
+            sample(4.0, "b", 0, 20),
+        ];
+        let steps = steps(&samples, 4.0);
+        let check = |worker: &str, expected: &[(f64, f64)]| {
+            let found: Vec<(f64, f64)> = steps[worker].iter().map(|step| (step.running, step.kv_share)).collect();
+            assert_eq!(found, expected, "{worker}");
+        };
+        // Five instants, five steps; the pool stays full although nothing more is logged.
+        check("a", &[(0.0, 0.0), (4.0, 0.5), (0.0, 0.9), (0.0, 0.9), (0.0, 0.9)]);
+        check("b", &[(0.0, 0.0), (1.0, 0.1), (1.0, 0.1), (2.0, 0.1), (0.0, 0.2)]);
+    }
 }
