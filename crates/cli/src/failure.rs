@@ -32,7 +32,8 @@ pub fn usage_exit(error: &clap::Error) -> ExitCode {
     }
     let line = match error.kind() {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            "error: expected a command: up, serve, worker, sim, replay, compare or trace (see `homing --help`)".to_owned()
+            "error: expected a command: up, serve, worker, sim, replay, compare or trace (see `homing --help`)"
+                .to_owned()
         }
         _ => one_line(&error.render().to_string()),
     };
