@@ -1,19 +1,11 @@
 //! How many sessions found their KV in place, and how often: the histogram of append rates.
 
-use super::svg::{Frame, Scale, bar};
+use super::svg::{FRAME, Frame, HEIGHT, Scale, WIDTH, bar};
 use super::{Shown, legend};
 use crate::metric::figure;
 use crate::stats::mean;
 use std::fmt::Write as _;
 
-const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 330.0;
-const FRAME: Frame = Frame {
-    left: 46.0,
-    top: 30.0,
-    right: 546.0,
-    bottom: 284.0,
-};
 const BUCKETS: [&str; 5] = ["0–20%", "20–40%", "40–60%", "60–80%", "80–100%"];
 
 /// The chart: mean over runs of the sessions in each fifth.

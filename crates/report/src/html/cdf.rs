@@ -1,6 +1,6 @@
 //! The distribution of a time over all completed requests of all runs: one line a report, on a logarithmic axis.
 
-use super::svg::{Frame, Scale};
+use super::svg::{FRAME, HEIGHT, Scale, WIDTH};
 use super::{Shown, escape, legend};
 use crate::logs::RequestLine;
 use crate::metric::figure;
@@ -9,15 +9,6 @@ use std::fmt::Write as _;
 
 /// Points of a line, at most.
 const POINTS_MAX: usize = 500;
-
-const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 330.0;
-const FRAME: Frame = Frame {
-    left: 46.0,
-    top: 30.0,
-    right: 546.0,
-    bottom: 284.0,
-};
 
 /// The chart, with its quantiles as a table.
 pub(super) fn chart(

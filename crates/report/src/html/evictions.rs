@@ -1,18 +1,10 @@
 //! How much KV each eviction took: events by size, in bins that double.
 
-use super::svg::{Frame, Scale, bar, tick};
+use super::svg::{FRAME, Frame, HEIGHT, Scale, WIDTH, bar, tick};
 use super::{Shown, legend};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 330.0;
-const FRAME: Frame = Frame {
-    left: 46.0,
-    top: 30.0,
-    right: 546.0,
-    bottom: 284.0,
-};
 /// Bins, at most: evictions above the last are in it.
 const BINS_MAX: u32 = 24;
 const TICKS_MAX: u32 = 8;

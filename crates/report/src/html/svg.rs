@@ -4,6 +4,17 @@ use super::escape;
 use crate::metric::figure;
 use std::fmt::Write as _;
 
+/// The size of a chart that takes half of the page, in pixels.
+pub(super) const WIDTH: f64 = 560.0;
+pub(super) const HEIGHT: f64 = 330.0;
+/// The plot inside it, in pixels from the chart's corner.
+pub(super) const FRAME: Frame = Frame {
+    left: 46.0,
+    top: 30.0,
+    right: 546.0,
+    bottom: 284.0,
+};
+
 /// Room for a chart inside its drawing, in its own units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {

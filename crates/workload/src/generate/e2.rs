@@ -16,10 +16,10 @@
 //! any hardware of the papers, to 60 s.
 
 use super::GeneratorError;
-use super::history::{Boilerplate, History, Ids};
+use super::history::{History, Ids};
 use super::parameters::Parameters;
 use super::pool::Pool;
-use super::swe52::{GAP, OUTPUT, OUTPUT_MAX};
+use super::swe52::{BLOCK_SIZE, BOILERPLATE, GAP, OUTPUT, OUTPUT_MAX};
 use super::{SESSIONS_MAX, apportioned, proportional};
 use crate::content::Scope;
 use crate::draw::{Distribution, shuffle, unit};
@@ -27,13 +27,8 @@ use crate::ids::share;
 use crate::trace::{Session, Turn};
 use homing_units::{Duration, rng_for};
 
-const BLOCK_SIZE: u32 = 24;
 const SESSIONS: u32 = 50;
 const REQUESTS: u32 = 1285;
-const BOILERPLATE: Boilerplate = Boilerplate {
-    number: 0,
-    tokens: 12_000,
-};
 
 /// Tokens of the first prompt. The middle is set so that the mean is 70,000.
 const FIRST: Distribution = Distribution::Quantiles(&[(0.0, 50_000.0), (0.5, 70_000.0), (1.0, 90_000.0)]);

@@ -21,10 +21,10 @@ use crate::ids::share;
 use crate::trace::{Session, Turn};
 use homing_units::{Duration, rng_for};
 
-const BLOCK_SIZE: u32 = 24;
+pub(super) const BLOCK_SIZE: u32 = 24;
 const SESSIONS: u32 = 52;
 const REQUESTS: u32 = 4449;
-const BOILERPLATE: Boilerplate = Boilerplate {
+pub(super) const BOILERPLATE: Boilerplate = Boilerplate {
     number: 0,
     tokens: 12_000,
 };
