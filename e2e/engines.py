@@ -1,0 +1,279 @@
+"""vLLM instances and the router as processes: started, waited for, asked, ended.
+
+Every process is the leader of a group of its own and dies with this one, so that nothing is left behind whatever happens.
+Nothing listens on anything but the loopback address.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+# Three engines that start together on two busy cores were seen to take four minutes.
+START_TIMEOUT_S = 600
+# NIXL was seen to stall for seconds under load, a prefill of thousands of tokens takes many.
+ANSWER_TIMEOUT_S = 300
+BLOCK_SIZE = 32
+MODEL = "m"
+
+# What an engine's metrics say of its prompts' tokens, by where their KV came from.
+SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+
+def die_with_parent():
+    """Asks the kernel for a SIGKILL when the process that started this one ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def get(url, timeout_s=10):
+    """The body of a page."""
+    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+        return answer.read().decode()
+
+
+def post(url, body=None, headers=None, timeout_s=ANSWER_TIMEOUT_S):
+    """Headers and body of a JSON answer; an error answer is raised with what it says."""
+    data = json.dumps(body or {}).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json", **(headers or {})})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            text = answer.read().decode()
+            return answer.headers, json.loads(text) if text else {}
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"{url} answered {error.code}: {error.read().decode()[:500]}") from error
+
+
+def stream(url, body, headers=None):
+    """The events of a streamed answer, one by one, after its headers."""
+    data = json.dumps({**body, "stream": True}).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json", **(headers or {})})
+    with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
+        yield answer.headers
+        for line in answer:
+            line = line.decode().strip()
+            if line.startswith("data: ") and line != "data: [DONE]":
+                yield json.loads(line[len("data: ") :])
+
+
+def samples(page):
+    """Samples of a metrics page: name with labels to value."""
+    found = {}
+    for line in page.splitlines():
+        if line and not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            found[name] = float(value)
+    return found
+
+
+class Process:
+    """A process group."""
+
+    def __init__(self, name, command, log, environment=None):
+        self.name, self.command, self.log, self.environment = name, command, pathlib.Path(log), environment
+        self.process = None
+
+    def start(self):
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                cwd=self.log.parent,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def is_running(self):
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self, how=signal.SIGKILL):
+        """Ends the whole group as a crash does."""
+        if self.process is None:
+            return
+        try:
+            os.killpg(self.process.pid, how)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+    def stop(self):
+        """Ends the group, kindly first."""
+        if not self.is_running():
+            self.kill()
+            return
+        os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+    def wait_for(self, url, timeout_s=START_TIMEOUT_S):
+        """Waits until a page answers."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if not self.is_running():
+                raise RuntimeError(f"{self.name} ended while it was started:\n{self.tail()}")
+            try:
+                get(url, timeout_s=5)
+                return
+            except OSError:
+                time.sleep(0.5)
+        raise RuntimeError(f"{self.name} did not answer within {timeout_s} s:\n{self.tail()}")
+
+    def tail(self, lines=40):
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Engine(Process):
+    """A vLLM on CPU, with NIXL over loopback and KV events."""
+
+    def __init__(self, lab, name, port, events, replay):
+        self.port, self.events, self.replay = port, events, replay
+        self.url = f"http://127.0.0.1:{port}"
+        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+        publisher = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": events,
+            "replay_endpoint": replay,
+            "topic": f"kv@{name}@{MODEL}",
+        }
+        # Not the `vllm` script: it looks for a distribution of another name.
+        command = [lab.python, "-m", "vllm.entrypoints.openai.api_server", "--model", lab.model]
+        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--enforce-eager", "--max-model-len", "16384", "--block-size", str(BLOCK_SIZE)]
+        command += ["--enable-prompt-tokens-details", "--prefix-caching-hash-algo", "sha256_cbor"]
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        command += ["--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(publisher)]
+        super().__init__(name, command, lab.folder / f"{name}.log", self.variables(port + 1000))
+
+    @staticmethod
+    def variables(side_port):
+        """The environment: one thread each, nothing bound to a core, nothing sent anywhere."""
+        kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        return {
+            **kept,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "PYTHONHASHSEED": "0",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            # `/reset_prefix_cache` is a page for developers.
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
+            "UCX_TLS": "tcp,self,sm",
+            "UCX_NET_DEVICES": "lo",
+        }
+
+    def ready(self):
+        self.wait_for(f"{self.url}/health")
+
+    def complete(self, prompt, max_tokens, **members):
+        """The answer of this engine alone."""
+        body = {**greedy(prompt, max_tokens), **members}
+        return post(f"{self.url}/v1/completions", body)[1]
+
+    def tokens(self):
+        """Prompt tokens so far, by where their KV came from."""
+        page = samples(get(f"{self.url}/metrics"))
+        of = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="%s",source="%s"}'
+        return {source: int(page.get(of % (MODEL, source), 0)) for source in SOURCES}
+
+    def tokens_since(self, before, prompt_tokens):
+        """What came since `before`, once a prompt of so many tokens is counted: metrics come after the answer."""
+        deadline = time.monotonic() + 10
+        while True:
+            since = {source: count - before[source] for source, count in self.tokens().items()}
+            if sum(since.values()) >= prompt_tokens or time.monotonic() > deadline:
+                return since
+            time.sleep(0.05)
+
+    def forget(self):
+        """Drops its cache. Its event comes with the next step, so it is made to take one."""
+        deadline = time.monotonic() + 60
+        while True:
+            # Refused while blocks are held for somebody who may still pull them.
+            post(f"{self.url}/reset_prefix_cache")
+            self.complete([5] * 3, 1)
+            probe = self.complete([5] * 3, 1)
+            if probe or time.monotonic() > deadline:
+                return
+
+
+def greedy(prompt, max_tokens):
+    """A completion whose tokens are decided by the prompt alone."""
+    return {
+        "model": MODEL,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+class Router(Process):
+    """`homing serve` before the engines."""
+
+    def __init__(self, lab, homing, port, config):
+        self.url = f"http://127.0.0.1:{port}"
+        path = lab.folder / "router.toml"
+        path.write_text(config)
+        environment = {**os.environ, "RUST_LOG": os.environ.get("RUST_LOG", "info,homing_gateway=debug"), "NO_COLOR": "1"}
+        super().__init__("router", [homing, "serve", "--config", str(path)], lab.folder / "router.log", environment)
+
+    def ready(self):
+        self.wait_for(f"{self.url}/ready", 60)
+
+    def workers(self):
+        """What the router thinks of its workers, by name."""
+        page = json.loads(get(f"{self.url}/admin/workers"))
+        found = page if isinstance(page, list) else page["workers"]
+        return {worker["name"]: worker for worker in found}
+
+    def until(self, what, holds, timeout_s=60):
+        """Waits until the router's view of its workers is as wanted."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            workers = self.workers()
+            if holds(workers):
+                return workers
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"waited in vain for: {what}; workers: {json.dumps(workers)}")
+            time.sleep(0.2)
+
+    def metric(self, name):
+        """The sum over a metric's samples."""
+        page = samples(get(f"{self.url}/metrics"))
+        return sum(value for key, value in page.items() if key.split("{")[0] == name)
+
+
+class Lab:
+    """Where things lie."""
+
+    def __init__(self, home, folder):
+        self.home, self.folder = pathlib.Path(home), pathlib.Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.python = str(self.home / "venv" / "bin" / "python")
+        self.model = str(self.home / "model")
+
+
+def end_on_signals():
+    """Makes a signal an ordinary end, so that `finally` blocks run."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
