@@ -5,9 +5,12 @@
 //! reads whatever an engine answers through the lenient [`AnswerView`].
 
 mod body;
+pub(crate) mod chat_form;
 mod edit;
 mod error;
 mod models;
+pub(crate) mod node;
+mod parts;
 mod request;
 mod response;
 mod view;
@@ -16,6 +19,8 @@ pub use body::Body;
 pub use edit::{AnswerEdit, edit_answer};
 pub use error::{ApiError, ErrorKind};
 pub use models::{ModelCard, ModelList, TokenizeInput, TokenizeRequest, TokenizeResponse};
+pub use node::Node;
+pub use parts::{AnswerParts, CallPart};
 pub use request::{
     ChatMessage, ChatRequest, CompletionRequest, Content, ContentPart, GenerationParams, MAX_STOP_STRINGS, PromptInput,
 };
