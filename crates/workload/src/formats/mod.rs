@@ -195,9 +195,9 @@ trait LineReader {
 /// How a trace is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// Whether the tools and the system prompt with which coding-agent sessions begin are one content in all sessions that
-    /// have equal `tool_tokens` and equal `system_tokens`, which is taken for one version of the agent. Their ids are
-    /// local to a session, so that the trace does not say it; without it no session shares anything with another.
+    /// Whether the tools with which coding-agent sessions begin are one content in all sessions of equal `tool_tokens`,
+    /// and the system prompt after them in all of these that have equal `system_tokens` too. Their ids are local to a
+    /// session, so that the trace does not say it; without it no session shares anything with another.
     pub shared_boilerplate: bool,
     /// Tokens in a block of a Mooncake trace whose rows do not say it; 512 where this is `None`. Formats that say their
     /// block size, or have one only, pass it over.
