@@ -19,5 +19,5 @@ pub use compare::{Comparison, Source, Verdict};
 pub use metric::Better;
 pub use record::{LeftOut, Path, RequestRecord, WorkerRecord};
 pub use run::{Balance, ClassBounds, Distribution, Experiment, Report, Run, RunRecord, SCHEMA, Worker};
-pub use sessions::{STARVED_NAMED_MAX, Sessions};
+pub use sessions::{AppendRate, RATES_LISTED_MAX, STARVED_NAMED_MAX, Sessions};
 pub use summary::MetricSummary;

@@ -294,12 +294,36 @@ pub struct EvictionLine {
     pub t: f64,
     /// The worker.
     pub worker: String,
-    /// The request that needed the room, if one did.
+    /// The request that needed the room, if it was one and is known: a step makes room for all that it computes at once.
     pub request: Option<u64>,
     /// Blocks evicted.
     pub blocks: u32,
     /// Tokens evicted.
     pub tokens: u64,
+    /// What made it evict; null in logs of older versions.
+    #[serde(default)]
+    pub cause: Option<EvictionCause>,
+    /// Choices of what goes next: one for a whole session's slot, one for each leaf block elsewhere. 0 in logs of older
+    /// versions.
+    #[serde(default)]
+    pub decisions: u32,
+    /// The session that lost its slot, as the router counts them; null where blocks went.
+    #[serde(default)]
+    pub session: Option<u64>,
+}
+
+/// What made a worker evict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EvictionCause {
+    /// A session's slot was trimmed.
+    Trim,
+    /// KV comes from another worker, which takes its blocks at once.
+    Import,
+    /// KV comes back from host memory, which takes its blocks at once.
+    Reload,
+    /// A step computes a chunk of a prompt, or tokens of answers.
+    Step,
 }
 
 /// A worker's load at one time.
@@ -484,10 +508,16 @@ mod tests {
                 request: Some(7),
                 blocks: 2,
                 tokens: 48,
+                cause: Some(EvictionCause::Import),
+                decisions: 2,
+                session: None,
             },
             "evictions.jsonl",
-            r#"{"t":1.5,"worker":"d0","request":7,"blocks":2,"tokens":48}"#,
+            r#"{"t":1.5,"worker":"d0","request":7,"blocks":2,"tokens":48,"cause":"import","decisions":2,"session":null}"#,
         );
+        let before = r#"{"t":1.5,"worker":"d0","request":null,"blocks":2,"tokens":48}"#;
+        let before: EvictionLine = serde_json::from_str(before).expect("a line of an older version");
+        assert_eq!((before.cause, before.decisions, before.session), (None, 0, None));
         check(
             &WorkerSampleLine {
                 t: 1.5,

@@ -144,6 +144,9 @@ pub struct Errors {
     pub total: u64,
     /// How many of each kind.
     pub by_kind: BTreeMap<String, u64>,
+    /// How many of each worker that decoded them or was to; those without a plan are of none.
+    #[serde(default)]
+    pub by_worker: BTreeMap<String, u64>,
 }
 
 /// Mean and nearest-rank quantiles of some figure; all null where there was none.
@@ -330,9 +333,13 @@ pub(crate) fn ratio(part: f64, whole: f64) -> Option<f64> {
 impl Errors {
     fn of(requests: &[RequestRecord]) -> Self {
         let mut errors = Self::default();
-        for kind in requests.iter().filter_map(|request| request.error.as_ref()) {
+        for request in requests {
+            let Some(kind) = &request.error else { continue };
             errors.total += 1;
             *errors.by_kind.entry(kind.clone()).or_default() += 1;
+            if let Some(worker) = &request.worker {
+                *errors.by_worker.entry(worker.clone()).or_default() += 1;
+            }
         }
         errors
     }

@@ -1,6 +1,7 @@
 //! How sessions fared: on how many workers each lived, and how many of its later turns found their KV in place.
 
 use crate::record::{Path, RequestRecord};
+use crate::run::ratio;
 use crate::stats::{mean, rounded};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,6 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const BUCKETS: usize = 5;
 /// Starved sessions that are named; the count has them all.
 pub const STARVED_NAMED_MAX: usize = 64;
+/// Sessions whose append rate is listed; the histogram has them all.
+pub const RATES_LISTED_MAX: usize = 1024;
 
 /// How sessions fared. A later turn is one whose agent had sent a request before; a session without later turns has no
 /// append rate and is in no bucket.
@@ -29,6 +32,22 @@ pub struct Sessions {
     pub starved_peak_tokens_mean: Option<f64>,
     /// The longest prompts of the sessions in the last bucket, on average, in tokens.
     pub lucky_peak_tokens_mean: Option<f64>,
+    /// The sessions of the histogram one by one, the first [`RATES_LISTED_MAX`] in the trace's order.
+    #[serde(default)]
+    pub append_rates: Vec<AppendRate>,
+}
+
+/// How one session fared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AppendRate {
+    /// Its name.
+    pub session: String,
+    /// Its later turns.
+    pub later_turns: u64,
+    /// The share of these that took `append` and completed (0 to 1).
+    pub append_rate: f64,
+    /// Its longest prompt in tokens.
+    pub peak_tokens: u32,
 }
 
 /// One session.
@@ -73,6 +92,7 @@ impl Sessions {
                 .collect(),
             starved_peak_tokens_mean: mean(&peaks[0]).map(rounded),
             lucky_peak_tokens_mean: mean(&peaks[BUCKETS - 1]).map(rounded),
+            append_rates: fates.values().filter_map(Fate::rate).take(RATES_LISTED_MAX).collect(),
         }
     }
 }
@@ -88,6 +108,16 @@ impl<'a> Fate<'a> {
             let appended = request.path == Some(Path::Append) && request.error.is_none();
             self.appended += usize::from(appended);
         }
+    }
+
+    /// Its line; `None` without later turns.
+    fn rate(&self) -> Option<AppendRate> {
+        Some(AppendRate {
+            session: self.name.to_owned(),
+            later_turns: self.later as u64,
+            append_rate: ratio(self.appended as f64, self.later as f64)?,
+            peak_tokens: self.peak_tokens,
+        })
     }
 
     /// Which fifth its append rate lies in.

@@ -50,6 +50,9 @@ fn logs(run: &RunRecord, workers: u32, samples: u32) -> RunLogs {
         request: None,
         blocks: 1,
         tokens,
+        cause: None,
+        decisions: 1,
+        session: None,
     };
     RunLogs {
         seed: Some(run.seed),

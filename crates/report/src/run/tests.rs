@@ -1,6 +1,7 @@
 //! The document of a small run as a snapshot, and what its figures mean.
 
 use super::*;
+use crate::sessions::{AppendRate, RATES_LISTED_MAX};
 
 /// A request that arrives at `arrival` ms, answers at `first` ms and ends at `end` ms.
 fn request(session: u32, turn: u32, times: [u64; 3], prompt_tokens: u32, path: Path, worker: &str) -> RequestRecord {
@@ -200,6 +201,50 @@ fn starved_sessions_are_named_up_to_a_bound() {
     let sessions = Sessions::of(&requests);
     assert_eq!((sessions.starved, sessions.starved_sessions.len()), (100, 64));
     assert_eq!(sessions.starved_sessions[63], "s63");
+    assert_eq!(sessions.append_rates.len(), 100);
+    let many: Vec<RequestRecord> = (0..1100).map(later).collect();
+    assert_eq!(Sessions::of(&many).append_rates.len(), RATES_LISTED_MAX);
+}
+
+#[test]
+fn errors_are_counted_by_the_worker_that_was_to_decode() {
+    let mut run = small_run(1);
+    run.requests[0] = failed(run.requests[0].clone(), "transfer_failed");
+    run.requests[3] = failed(run.requests[3].clone(), "overloaded");
+    // It was refused before there was a plan.
+    run.requests[2] = failed(run.requests[2].clone(), "overloaded");
+    run.requests[2].worker = None;
+    let errors = Run::new(&run, ClassBounds::default()).errors;
+    let counts = |counts: &[(&str, u64)]| {
+        counts
+            .iter()
+            .map(|(name, count)| ((*name).to_owned(), *count))
+            .collect()
+    };
+    let expected = Errors {
+        total: 4,
+        by_kind: counts(&[("overloaded", 2), ("transfer_failed", 2)]),
+        by_worker: counts(&[("d0", 2), ("d1", 1)]),
+    };
+    assert_eq!(errors, expected);
+}
+
+#[test]
+fn each_session_has_its_append_rate() {
+    let mut requests = small_run(1).requests;
+    // A session without later turns has none.
+    requests.push(request(2, 0, [0, 1, 2], 700, Path::Seed, "d0"));
+    let rate = |session: &str, later_turns: u64, append_rate: f64, peak_tokens: u32| AppendRate {
+        session: session.to_owned(),
+        later_turns,
+        append_rate,
+        peak_tokens,
+    };
+    // Of session 1 one later turn was a reseed, and the append failed.
+    let expected = [rate("s0", 1, 1.0, 2000), rate("s1", 2, 0.0, 50_000)];
+    assert_eq!(Sessions::of(&requests).append_rates, expected);
+    requests[4].error = None;
+    assert_eq!(Sessions::of(&requests).append_rates[1], rate("s1", 2, 0.5, 50_000));
 }
 
 #[test]
@@ -213,6 +258,10 @@ fn a_document_from_before_balance_is_still_read() {
         .expect("an object")
         .remove("starved_sessions")
         .expect("it is there");
+    for (part, name) in [("sessions", "append_rates"), ("errors", "by_worker")] {
+        let part = run[part].as_object_mut().expect("an object");
+        part.remove(name).expect("it is there");
+    }
     let report: Report = serde_json::from_value(json).expect("an older document");
     assert_eq!(report.runs[0].balance, Balance::default());
 }

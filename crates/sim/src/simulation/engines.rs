@@ -1,13 +1,12 @@
 //! The engines: legs arrive, steps begin and end, and what engines say is passed on.
 
+use super::evictions::Announced;
 use super::{KV_EVENT_LATENCY, Simulation, Wake, earlier, rings};
 use crate::heap::Rank;
 use homing_engine::api::{
     Export, ExportEnd, FinishReason, Finished, Input, KvChange, Output, Reject, Sampled, StepItem, Submit, Transfer,
-    Trimmed,
 };
-use homing_kv::Tier;
-use homing_report::logs::{Admission, EvictionLine, seconds};
+use homing_report::logs::{Admission, EvictionCause};
 use homing_router::action::KvUse;
 use homing_router::event::{Event, FailureCause, Leg, LegUsage};
 use homing_units::{BootEpoch, RequestId};
@@ -113,7 +112,7 @@ impl Simulation<'_> {
 
     /// Takes everything that an engine has to say.
     pub(super) fn drain_engine(&mut self, index: usize) {
-        let mut changes = Vec::new();
+        let (mut changes, mut evicted) = (Vec::new(), Announced::default());
         while let Some(output) = self.nodes[index]
             .engine
             .as_mut()
@@ -121,6 +120,7 @@ impl Simulation<'_> {
         {
             match output {
                 Output::Step(step) => {
+                    self.log_evictions(index, &mut evicted, EvictionCause::Step, None);
                     let node = &mut self.nodes[index];
                     let ends = node.begin(self.now, step);
                     self.heap.plan(
@@ -132,7 +132,10 @@ impl Simulation<'_> {
                         },
                     );
                 }
-                Output::Import(import) => self.begin_pull(index, &import),
+                Output::Import(import) => {
+                    self.log_evictions(index, &mut evicted, EvictionCause::Import, Some(import.id));
+                    self.begin_pull(index, &import);
+                }
                 Output::Exported(export) => self.exported(index, &export),
                 Output::ExportEnded { id, reason } => self.export_ended(index, id, reason),
                 Output::Rejected { id, reason } => self.rejected(id, reason),
@@ -141,14 +144,19 @@ impl Simulation<'_> {
                 Output::Finished(finished) => self.leg_finished(&finished),
                 Output::Trimmed(trimmed) => self.log_trim(index, trimmed),
                 Output::Crashed { .. } => return self.die(index),
-                Output::Reload(reload) => self.begin_reload(index, &reload),
+                Output::Reload(reload) => {
+                    self.log_evictions(index, &mut evicted, EvictionCause::Reload, Some(reload.id));
+                    self.begin_reload(index, &reload);
+                }
                 Output::Kv(event) => {
-                    self.log_eviction(index, &event.change);
+                    self.announce_eviction(index, &event.change, &mut evicted);
                     self.spill(index, &event.change);
                     changes.push(event.change);
                 }
             }
         }
+        // A step that found no room after all.
+        self.log_evictions(index, &mut evicted, EvictionCause::Step, None);
         self.after_drain(index, changes);
     }
 
@@ -236,36 +244,5 @@ impl Simulation<'_> {
             client.computed_tokens +=
                 usage.prompt_tokens - usage.local_cached_tokens - usage.host_cached_tokens - usage.imported_tokens;
         }
-    }
-
-    fn log_eviction(&mut self, index: usize, change: &KvChange) {
-        let KvChange::Removed {
-            hashes,
-            tier: Tier::Gpu,
-        } = change
-        else {
-            return;
-        };
-        if self.nodes[index].has_slots() {
-            // What had no slot is dropped, not evicted; trims are logged as such.
-            return;
-        }
-        self.logs.add(|| EvictionLine {
-            t: seconds(self.now),
-            worker: self.names[index].clone(),
-            request: None,
-            blocks: u32::try_from(hashes.len()).expect("no more blocks than the pool has"),
-            tokens: hashes.len() as u64 * u64::from(self.trace.block_size),
-        });
-    }
-
-    fn log_trim(&mut self, index: usize, trimmed: Trimmed) {
-        self.logs.add(|| EvictionLine {
-            t: seconds(self.now),
-            worker: self.names[index].clone(),
-            request: None,
-            blocks: trimmed.blocks,
-            tokens: u64::from(trimmed.blocks) * u64::from(self.trace.block_size),
-        });
     }
 }

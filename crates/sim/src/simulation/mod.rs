@@ -6,6 +6,7 @@
 
 mod clients;
 mod engines;
+mod evictions;
 mod faults;
 mod finish;
 mod routing;

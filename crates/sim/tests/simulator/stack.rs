@@ -1,7 +1,7 @@
 //! The papers' stack, one part at a time: with a part on its symptom shows, with it off the symptom is gone.
 
 use crate::common::{config, one_session, run};
-use homing_report::logs::{EvictionLine, LogKind, TransferLine};
+use homing_report::logs::{EvictionCause, EvictionLine, LogKind, TransferLine};
 use homing_report::{RequestRecord, WorkerRecord};
 use homing_sim::{SimConfig, SimOutcome};
 use homing_units::Duration;
@@ -206,14 +206,34 @@ fn the_correction_kills_the_process_only_with_slots_and_the_crash() {
     check("", 0);
 }
 
-/// Tokens of each eviction of a worker.
-fn evictions(outcome: &SimOutcome, worker: &str) -> Vec<u64> {
+/// The evictions of a worker.
+fn evictions(outcome: &SimOutcome, worker: &str) -> Vec<EvictionLine> {
     let lines = outcome.logs.text(LogKind::Evictions).lines();
     let lines = lines.map(|line| serde_json::from_str::<EvictionLine>(line).expect("its own form"));
-    lines
-        .filter(|line| line.worker == worker)
-        .map(|line| line.tokens)
-        .collect()
+    lines.filter(|line| line.worker == worker).collect()
+}
+
+/// Whoever evicts for an import is that request, and gives up no more than its prompt; a step computes for several.
+fn check_causes(outcome: &SimOutcome, lines: &[EvictionLine]) {
+    let imports = lines.iter().filter(|line| line.cause == Some(EvictionCause::Import));
+    for line in imports.clone() {
+        let request = line.request.expect("an import is one request's") as usize;
+        let record = &outcome.run.requests[request];
+        assert_eq!(record.worker.as_deref(), Some("d0"), "{record:?}");
+        assert!(record.prefill_worker.is_some(), "{record:?}");
+        assert!(
+            line.tokens <= u64::from(record.prompt_tokens) + u64::from(BLOCK),
+            "{line:?} {record:?}"
+        );
+    }
+    let steps = lines.iter().filter(|line| line.cause == Some(EvictionCause::Step));
+    assert!(imports.count() > 0 && steps.clone().count() > 0);
+    assert!(steps.clone().all(|line| line.request.is_none()));
+    assert!(
+        lines
+            .iter()
+            .all(|line| line.decisions == line.blocks && line.session.is_none())
+    );
 }
 
 #[test]
@@ -244,16 +264,26 @@ fn slots_evict_sessions_and_blocks_evict_blocks() {
             .find(|worker| worker.role == "decode")
             .expect("d0")
             .clone();
-        (sizes, decode)
+        (outcome, sizes, decode)
     };
-    let (slots, decode) = with("engine=session-slot:trim=no-room");
+    let tokens = |lines: &[EvictionLine]| lines.iter().map(|line| line.tokens).collect::<Vec<u64>>();
+    let (_, lines, decode) = with("engine=session-slot:trim=no-room");
+    let whole = |line: &EvictionLine| (line.cause, line.decisions, line.session.is_some());
+    assert!(
+        lines
+            .iter()
+            .all(|line| whole(line) == (Some(EvictionCause::Trim), 1, true))
+    );
+    let slots = tokens(&lines);
     assert!(
         !slots.is_empty() && slots.iter().all(|tokens| *tokens >= 10_000),
         "{slots:?}"
     );
     assert_eq!(decode.evictions, Some(slots.len() as u64));
     assert_eq!(decode.evicted_tokens, Some(slots.iter().sum()));
-    let (blocks, decode) = with("engine=block");
+    let (outcome, lines, decode) = with("engine=block");
+    check_causes(&outcome, &lines);
+    let blocks = tokens(&lines);
     // One event is one allocation: most are a block, and one of a whole prompt takes what that prompt needs and no more.
     let mut sorted = blocks.clone();
     sorted.sort_unstable();
