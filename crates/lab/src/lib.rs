@@ -8,6 +8,7 @@ pub mod experiments;
 pub mod observe;
 pub mod paper;
 pub mod render;
+pub mod rerun;
 pub mod results;
 pub mod sample;
 pub mod section;

@@ -4,9 +4,7 @@
 //! all their log texts would not fit into memory.
 
 use crate::setup::{Setup, SetupError};
-use homing_report::logs::{
-    AdmissionLine, BackpressureLine, BindingLine, DecisionLine, EvictionLine, LogLine, TransferLine,
-};
+use homing_report::logs::{AdmissionLine, BindingLine, DecisionLine, EvictionLine, LogLine, TransferLine};
 use homing_report::{Path, RequestRecord, Run, RunRecord};
 use homing_sim::{Logs, simulate};
 use serde::de::DeserializeOwned;
@@ -25,8 +23,9 @@ pub struct Observed {
     pub evictions: Vec<EvictionLine>,
     /// Changes of a session's decode worker.
     pub bindings: Vec<BindingLine>,
-    /// Pauses.
-    pub pauses: Vec<BackpressureLine>,
+    /// How long turns waited in the router before they were sent, in seconds, of those that did. A router without a queue
+    /// lets turns wait only where backpressure makes it.
+    pub pauses: Vec<f64>,
     /// What admission was asked and said: how often, by its reason.
     pub admissions: BTreeMap<String, u64>,
     /// The reason of each plan, by request; the last plan of a request.
@@ -45,18 +44,20 @@ impl Observed {
         for line in lines::<AdmissionLine>(&outcome.logs) {
             *admissions.entry(line.reason).or_default() += 1;
         }
+        let decisions = lines::<DecisionLine>(&outcome.logs);
         Ok(Self {
             run: Run::new(&outcome.run, setup.classes()),
             record: outcome.run,
             transfers: lines(&outcome.logs),
             evictions: lines(&outcome.logs),
             bindings: lines(&outcome.logs),
-            pauses: lines(&outcome.logs),
-            admissions,
-            reasons: lines::<DecisionLine>(&outcome.logs)
-                .into_iter()
-                .map(|line| (line.request, line.reason))
+            pauses: decisions
+                .iter()
+                .map(|line| line.queued_s)
+                .filter(|waited| *waited > 0.0)
                 .collect(),
+            admissions,
+            reasons: decisions.into_iter().map(|line| (line.request, line.reason)).collect(),
         })
     }
 
@@ -71,26 +72,37 @@ impl Observed {
         self.transfers.iter().filter(|line| line.error.is_some())
     }
 
-    /// Tokens of each eviction on a worker that decodes.
-    #[must_use]
-    pub fn evicted_tokens(&self) -> Vec<f64> {
+    /// Transfers that failed because the giver took the receiver for dead.
+    pub fn dead_transfers(&self) -> impl Iterator<Item = &TransferLine> {
+        self.failed_transfers().filter(|line| is_dead(line))
+    }
+
+    /// Evictions on workers that decode.
+    pub fn decode_evictions(&self) -> impl Iterator<Item = &EvictionLine> {
         let decode: BTreeSet<&str> = self.decode_workers().collect();
-        let there = self
-            .evictions
-            .iter()
-            .filter(|line| decode.contains(line.worker.as_str()));
-        there.map(|line| line.tokens as f64).collect()
+        let there = self.evictions.iter();
+        there.filter(move |line| decode.contains(line.worker.as_str()))
     }
 
     /// Requests that each decoding worker was given, in the order of the cluster.
     #[must_use]
     pub fn decode_requests(&self) -> Vec<f64> {
-        self.decode_workers()
-            .map(|worker| {
-                let given = |request: &&RequestRecord| request.worker.as_deref() == Some(worker);
-                self.record.requests.iter().filter(given).count() as f64
-            })
-            .collect()
+        let given = self
+            .record
+            .requests
+            .iter()
+            .filter_map(|request| request.worker.as_deref());
+        tally(self.decode_workers(), given)
+    }
+
+    /// Requests that each prefill worker was given.
+    #[must_use]
+    pub fn prefill_requests(&self) -> Vec<f64> {
+        let requests = self.record.requests.iter();
+        tally(
+            self.prefill_workers(),
+            requests.filter_map(|request| request.prefill_worker.as_deref()),
+        )
     }
 
     /// The names of the workers that decode.
@@ -110,19 +122,15 @@ impl Observed {
             .filter(move |worker| worker.role != role)
             .map(|worker| worker.name.as_str())
     }
+}
 
-    /// The sessions of which under a fifth of the later turns were appended, by name.
-    #[must_use]
-    pub fn starved_sessions(&self) -> BTreeSet<&str> {
-        let mut sessions: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-        for request in self.record.requests.iter().filter(|request| !request.first_of_agent) {
-            let (appended, later) = sessions.entry(&request.session_name).or_default();
-            *appended += u64::from(is_direct(request));
-            *later += 1;
-        }
-        let starved = |(_, (appended, later)): &(&str, (u64, u64))| appended * 5 < *later;
-        sessions.into_iter().filter(starved).map(|(name, _)| name).collect()
+/// How often each of `names` comes, in their order.
+pub fn tally<'a>(names: impl Iterator<Item = &'a str>, all: impl Iterator<Item = &'a str>) -> Vec<f64> {
+    let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
+    for name in all {
+        *counts.entry(name).or_default() += 1.0;
     }
+    names.map(|name| counts.get(name).copied().unwrap_or(0.0)).collect()
 }
 
 /// Whether it completed as an append.
@@ -137,10 +145,37 @@ pub fn is_fallback(request: &RequestRecord) -> bool {
     matches!(request.path, Some(Path::Seed | Path::Reseed)) && request.error.is_none() && !request.first_of_agent
 }
 
+/// Whether a transfer failed because its giver took its receiver for dead (the papers' words for it).
+#[must_use]
+pub fn is_dead(line: &TransferLine) -> bool {
+    line.error
+        .as_deref()
+        .is_some_and(|error| error.contains("could be dead"))
+}
+
 /// The lines of a log.
 fn lines<T: LogLine + DeserializeOwned>(logs: &Logs) -> Vec<T> {
     logs.text(T::KIND)
         .lines()
         .map(|line| serde_json::from_str(line).expect("the simulator wrote it in this form"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tally_has_a_place_for_everybody() {
+        let check = |names: &[&'static str], all: &[&'static str], expected: &[f64]| {
+            assert_eq!(
+                tally(names.iter().copied(), all.iter().copied()),
+                expected,
+                "{names:?} {all:?}"
+            );
+        };
+        check(&["d0", "d1", "d2"], &["d2", "d0", "d2", "p0"], &[1.0, 0.0, 2.0]);
+        check(&["d0"], &[], &[0.0]);
+        check(&[], &["d0"], &[]);
+    }
 }

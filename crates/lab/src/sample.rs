@@ -38,9 +38,16 @@ impl Sample {
     /// The largest value by the smallest; `None` of nothing, and where the smallest is 0.
     #[must_use]
     pub fn spread(&self) -> Option<f64> {
+        let [smallest, largest] = self.range()?;
+        (smallest > 0.0).then(|| largest / smallest)
+    }
+
+    /// The smallest and the largest value; `None` of nothing.
+    #[must_use]
+    pub fn range(&self) -> Option<[f64; 2]> {
         let smallest = self.values.iter().copied().min_by(f64::total_cmp)?;
         let largest = self.values.iter().copied().max_by(f64::total_cmp)?;
-        (smallest > 0.0).then(|| largest / smallest)
+        Some([smallest, largest])
     }
 
     /// Whether the intervals of both do not touch. One value alone is distinguishable from nothing.
@@ -75,5 +82,6 @@ mod tests {
         let none = Sample::of([None, None]);
         assert_eq!((none.mean(), none.spread(), none.interval()), (None, None, None));
         assert_eq!(sample(&[0.0, 4.0]).spread(), None);
+        assert_eq!(sample(&[2.0, 9.0, 1.0]).range(), Some([1.0, 9.0]));
     }
 }

@@ -99,6 +99,19 @@ impl Row {
         }
     }
 
+    /// A question that the papers leave open: no figure of theirs, and what ours say.
+    #[must_use]
+    pub fn open(what: &str, ours: String, verdict: Verdict) -> Self {
+        Self {
+            what: what.to_owned(),
+            keys: Vec::new(),
+            theirs: "not measured there".to_owned(),
+            ours,
+            verdict,
+            reasons: Vec::new(),
+        }
+    }
+
     /// A reason that holds under a condition on the figures.
     #[must_use]
     pub fn because(mut self, condition: bool, reason: impl Into<String>) -> Self {
@@ -165,12 +178,27 @@ pub fn estimate(sample: &Sample, unit: &str) -> String {
 /// The values of each run.
 #[must_use]
 pub fn each(sample: &Sample) -> String {
-    let values: Vec<String> = sample.values.iter().map(|value| number(*value)).collect();
-    if values.is_empty() {
+    if sample.values.is_empty() {
         "none".to_owned()
     } else {
-        values.join(" / ")
+        list(&sample.values)
     }
+}
+
+/// Several figures of one run, as the papers print those of their workers.
+#[must_use]
+pub fn list(values: &[f64]) -> String {
+    let values: Vec<String> = values.iter().map(|value| number(*value)).collect();
+    values.join(" / ")
+}
+
+/// The smallest and the largest value.
+#[must_use]
+pub fn range(sample: &Sample) -> String {
+    sample.range().map_or_else(
+        || "none".to_owned(),
+        |[low, high]| format!("{} to {}", number(low), number(high)),
+    )
 }
 
 /// A figure with about three significant digits, and whole from 100 on.
@@ -242,6 +270,16 @@ mod tests {
         assert_eq!(row.theirs, "1.426 s [3, headline comparison]");
         assert_eq!(row.ours, "1.50 [1.50, 1.50] s");
         assert_eq!(row.verdict, Verdict::Within(0.25));
+    }
+
+    #[test]
+    fn several_figures_are_set_side_by_side() {
+        assert_eq!(list(&[9.0, 43.0, 0.125]), "9 / 43 / 0.125");
+        assert_eq!(range(&sample(&[43.0, 9.0, 16.0])), "9 to 43");
+        assert_eq!(
+            (range(&sample(&[])), each(&sample(&[]))),
+            ("none".to_owned(), "none".to_owned())
+        );
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct Setup {
     pub time_scale: u32,
     /// How sessions start.
     pub arrivals: Arrivals,
+    /// Whether sessions start in the trace's order whatever the seed, as they do where one trace is run again.
+    pub keep_order: bool,
     /// The runs: seeds from 1 to this.
     pub seeds: u64,
 }
@@ -62,6 +64,7 @@ impl Setup {
             policy: policy.to_owned(),
             time_scale: 10,
             arrivals: Arrivals::LiveSessions(32),
+            keep_order: false,
             seeds: 3,
         }
     }
@@ -80,6 +83,13 @@ impl Setup {
         self
     }
 
+    /// With sessions in the trace's order for every seed.
+    #[must_use]
+    pub fn keep_order(mut self) -> Self {
+        self.keep_order = true;
+        self
+    }
+
     /// Over so many seeds.
     #[must_use]
     pub fn seeds(mut self, seeds: u64) -> Self {
@@ -94,8 +104,9 @@ impl Setup {
             Arrivals::Recorded => String::new(),
             Arrivals::LiveSessions(live) => format!(" --concurrency {live}"),
         };
+        let order = if self.keep_order { " --keep-order" } else { "" };
         format!(
-            "homing sim --trace {} --cluster {} --policy {} --time-scale {}{arrivals} --runs {}",
+            "homing sim --trace {} --cluster {} --policy {} --time-scale {}{arrivals}{order} --runs {}",
             self.trace, self.cluster, self.policy, self.time_scale, self.seeds
         )
     }
@@ -118,6 +129,7 @@ impl Setup {
         config.seed = seed;
         config.logs = true;
         config.replay.time_scale = f64::from(self.time_scale);
+        config.replay.keep_order = self.keep_order;
         config.replay.start = match self.arrivals {
             Arrivals::Recorded => Start::Recorded,
             Arrivals::LiveSessions(live) => Start::Concurrency(live),
@@ -143,6 +155,8 @@ mod tests {
             setup.command(),
             "homing sim --trace gen:swe52 --cluster h100x8-dp:kv=136000 --policy dp-cache-aware --time-scale 10 --concurrency 32 --runs 10"
         );
+        let again = setup.clone().keep_order().command();
+        assert!(again.ends_with("--concurrency 32 --keep-order --runs 10"), "{again}");
         let recorded = setup.arrivals(Arrivals::Recorded).time_scale(1);
         assert!(recorded.command().ends_with("--time-scale 1 --runs 10"));
     }

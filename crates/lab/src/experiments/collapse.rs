@@ -1,6 +1,6 @@
 //! E2 and E3: a cluster that fails as a whole, and the decode worker that stays cold.
 
-use super::{Experiment, sample};
+use super::{Experiment, eviction, sample, stack};
 use crate::observe::Observed;
 use crate::paper::Paper;
 use crate::results::Results;
@@ -18,8 +18,6 @@ const INTRO: &str = "\
 One prefill and three decode H200, 1,285 requests as recorded (time scale 1), the papers' stack with the readings of KVC v5. The load floor's K \
 is not in the papers; 1,000 blocks is assumed, more than the boilerplate has.";
 
-const FULL: &str = "h200x4-1p3d:engine=session-slot:transfer_timeout=32s:dead_peers=on";
-
 fn run_of(cluster: &str, policy: &str) -> Setup {
     Setup::new("gen:e2", cluster, policy)
         .time_scale(1)
@@ -28,19 +26,20 @@ fn run_of(cluster: &str, policy: &str) -> Setup {
 }
 
 fn e2() -> Setup {
-    run_of(FULL, "kv-aware:rho=1.0")
+    run_of(&stack::on(stack::FOUR_H200), stack::ROUTER)
 }
 
 fn variants() -> [(&'static str, Setup); 5] {
+    let full = stack::on(stack::FOUR_H200);
     [
         ("E2", e2()),
-        ("E3: load floor", run_of(FULL, "kv-aware:rho=1.0:load_floor=1000")),
-        ("exclusive overlap", run_of(FULL, "kv-aware:rho=1.0:overlap=exclusive")),
+        ("E3: load floor", eviction::e3()),
+        ("exclusive overlap", run_of(&full, &stack::router("overlap=exclusive"))),
         (
             "block engine",
-            run_of("h200x4-1p3d:transfer_timeout=32s:dead_peers=on", "kv-aware:rho=1.0"),
+            run_of(&stack::with_blocks_on(stack::FOUR_H200), stack::ROUTER),
         ),
-        ("`homing`, block engine", run_of("h200x4-1p3d", "homing")),
+        ("`homing`, block engine", run_of(stack::FOUR_H200, "homing")),
     ]
 }
 
@@ -85,7 +84,7 @@ fn section(paper: &Paper, results: &Results) -> Section {
         shown.join("; "),
         Verdict::of(Expect::AtMost(0.0), None, &cold),
     ));
-    let floor = sample(results, &variants()[1].1, coldest);
+    let floor = sample(results, &eviction::e3(), coldest);
     section.row(Row::figure(
         paper,
         "cold.load_floor_share",

@@ -1,6 +1,6 @@
 //! Time scale 1 against 10, which the validation report called its most important missing experiment.
 
-use super::{Experiment, dp, kvc, sample};
+use super::{Experiment, dp, sample, stack};
 use crate::observe::Observed;
 use crate::paper::Paper;
 use crate::results::Results;
@@ -22,8 +22,8 @@ by the time scale as recorded starts are: at scale 1 a decode worker can be warm
 /// Whose runs, at time scale 10.
 fn systems() -> [(&'static str, Setup); 2] {
     [
-        ("KVC v5", kvc::v5().seeds(3)),
-        ("data-parallel", dp::baseline("136K").seeds(3)),
+        ("KVC v5", stack::v5().seeds(3)),
+        ("data-parallel", dp::baseline(stack::POOL).seeds(3)),
     ]
 }
 
