@@ -1,5 +1,6 @@
 //! How a command fails: exit code 1 when the work failed, 2 when it was asked for in a wrong way.
 
+use crate::output::say;
 use clap::error::ErrorKind;
 use std::fmt;
 use std::process::ExitCode;
@@ -23,6 +24,18 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
+/// The reader of stdout has gone: it has read what it wanted, so that this is no failure.
+#[derive(Debug)]
+pub struct ReaderGone;
+
+impl fmt::Display for ReaderGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the reader of stdout has gone")
+    }
+}
+
+impl std::error::Error for ReaderGone {}
+
 /// What the parser of the command line has to say, and its exit code: help and version as they are, an error in one line.
 pub fn usage_exit(error: &clap::Error) -> ExitCode {
     if error.exit_code() == 0 {
@@ -37,7 +50,7 @@ pub fn usage_exit(error: &clap::Error) -> ExitCode {
         }
         _ => one_line(&error.render().to_string()),
     };
-    eprintln!("{line}");
+    say(line);
     ExitCode::from(2)
 }
 

@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod compare_args;
 mod failure;
+mod output;
 mod results;
 mod shape;
 mod telemetry;
@@ -32,8 +33,9 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<failure::ReaderGone>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            output::say(format_args!("error: {error:#}"));
             ExitCode::from(failure::exit_code(&error))
         }
     }

@@ -1,8 +1,8 @@
 //! What `sim` and `replay` share: how a replay is set up, progress, and where results go.
 
 use crate::args::WorkloadArgs;
-use crate::failure::Usage;
-use anyhow::{Context, Result};
+use crate::output::{OutFolder, print, say};
+use anyhow::Result;
 use homing_report::logs::LogLine as _;
 use homing_report::logs::RequestLine;
 use homing_report::metric::{HEADLINE, figure};
@@ -10,7 +10,6 @@ use homing_report::{LeftOut, Report, RunRecord};
 use homing_workload::{ReplayConfig, Start};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
-use std::fs;
 use std::io::IsTerminal;
 use std::path::Path;
 
@@ -37,9 +36,9 @@ pub fn replay_config(args: &WorkloadArgs, start: Start, seed: u64) -> ReplayConf
 /// A time scale other than 1 changes conclusions: it is said loudly.
 pub fn say_scale(time_scale: f64) {
     if (time_scale - 1.0).abs() > f64::EPSILON {
-        eprintln!(
+        say(format_args!(
             "note: recorded gaps are divided by {time_scale}; idle time in which workers drain is not what it was"
-        );
+        ));
     }
 }
 
@@ -63,40 +62,25 @@ pub fn request_lines(runs: &[RunRecord]) -> Vec<u8> {
         .into_bytes()
 }
 
-/// A folder that results can go to: a new one, or an empty one.
-pub fn check_out(out: Option<&Path>) -> Result<()> {
-    let Some(out) = out else { return Ok(()) };
-    match fs::read_dir(out) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Usage::error(format_args!("--out `{}`: {error}", out.display()))),
-        Ok(mut entries) => match entries.next() {
-            None => Ok(()),
-            Some(_) => Err(Usage::error(format_args!(
-                "--out `{}` is not empty, expected a new folder",
-                out.display()
-            ))),
-        },
-    }
+/// Where results go, if anywhere: checked and made before any work, seen when all is there.
+pub fn out_folder(out: Option<&Path>) -> Result<Option<OutFolder>> {
+    out.map(|out| OutFolder::create("--out", out)).transpose()
 }
 
 /// Writes the report and the logs into `out`, and prints the report.
-pub fn publish(report: &Report, logs: &[(String, Vec<u8>)], out: Option<&Path>, json: bool) -> Result<()> {
+pub fn publish(report: &Report, logs: &[(String, Vec<u8>)], out: Option<OutFolder>, json: bool) -> Result<()> {
     if let Some(out) = out {
-        let written = |name: &str, bytes: &[u8]| {
-            fs::write(out.join(name), bytes).with_context(|| format!("writing `{}`", out.join(name).display()))
-        };
-        fs::create_dir_all(out).with_context(|| format!("making `{}`", out.display()))?;
-        for (kind, lines) in logs {
-            written(kind, lines)?;
+        for (name, lines) in logs {
+            out.write(name, lines)?;
         }
-        written("summary.json", format!("{}\n", report.to_json_pretty()).as_bytes())?;
+        out.write("summary.json", format!("{}\n", report.to_json_pretty()).as_bytes())?;
+        out.keep()?;
     }
-    if json {
-        println!("{}", report.to_json());
+    print(&if json {
+        format!("{}\n", report.to_json())
     } else {
-        print!("{}", table(report));
-    }
-    Ok(())
+        table(report)
+    })
 }
 
 /// The figures that matter most, for people.

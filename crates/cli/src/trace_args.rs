@@ -32,7 +32,7 @@ pub struct Reading {
     /// Tokens in a block of a Mooncake trace whose rows do not say it.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub block_size: Option<u32>,
-    /// Do not share boilerplate between coding-agent sessions of one agent version.
+    /// Do not share tools and system prompt between coding-agent sessions that have equal lengths of them.
     #[arg(long)]
     pub separate_boilerplate: bool,
 }
@@ -56,12 +56,8 @@ pub struct Convert {
     /// A trace file or a generator.
     #[arg(value_name = "TRACE")]
     pub trace: String,
-    /// Where to write; packed where it ends in .zst or .gz.
-    #[arg(value_name = "OUT")]
-    pub out: PathBuf,
-    /// The format to write.
-    #[arg(long, default_value = "agentic-mooncake", value_name = "FORMAT")]
-    pub to: Format,
+    #[command(flatten)]
+    pub target: Target,
     #[command(flatten)]
     pub reading: Reading,
 }
@@ -72,15 +68,25 @@ pub struct Generate {
     /// A generator such as `gen:agent:sessions=60`.
     #[arg(value_name = "GENERATOR")]
     pub generator: String,
+    #[command(flatten)]
+    pub target: Target,
+    /// Varies the content, where the generator's name has no `seed=`.
+    #[arg(long, default_value_t = 1, value_name = "SEED")]
+    pub seed: u64,
+}
+
+/// Where a trace is written, and how.
+#[derive(Args, Debug, Clone)]
+pub struct Target {
     /// Where to write; packed where it ends in .zst or .gz.
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
     /// The format to write.
     #[arg(long, default_value = "agentic-mooncake", value_name = "FORMAT")]
     pub to: Format,
-    /// Varies the content, where the generator's name has no `seed=`.
-    #[arg(long, default_value_t = 1, value_name = "SEED")]
-    pub seed: u64,
+    /// Write what the format can carry where it cannot carry all, and say what is lost.
+    #[arg(long)]
+    pub lossy: bool,
 }
 
 /// A format that can be written.

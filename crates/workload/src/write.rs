@@ -12,7 +12,7 @@
 use crate::trace::{Session, Trace, Turn};
 use homing_units::Duration;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 /// Mooncake's block size: rows that have it do not say it.
@@ -49,7 +49,37 @@ pub fn write_trace(trace: &Trace, format: OutputFormat, out: impl Write) -> io::
 
 fn losses_of_agentic(trace: &Trace) -> Vec<String> {
     let apart = trace.sessions.iter().filter(|session| !is_connected(session)).count();
-    counted(apart, "sessions whose agents do not wait for one another")
+    let rootless = |session: &&Session| session.turns.iter().all(|turn| turn.agent != 0);
+    [
+        counted(apart, "sessions whose agents do not wait for one another"),
+        counted(
+            trace.sessions.iter().filter(rootless).count(),
+            "names of sessions whose root agent sends nothing",
+        ),
+        counted(
+            same_names(trace),
+            "sessions that have a name of another's, or of its sub-agent (they would be one)",
+        ),
+    ]
+    .concat()
+}
+
+/// Sessions with an agent whose name an earlier session's agent has.
+fn same_names(trace: &Trace) -> usize {
+    let mut owners: BTreeMap<String, usize> = BTreeMap::new();
+    let mut taken = |(index, session): (usize, &Session)| {
+        let agents: BTreeSet<u32> = session.turns.iter().map(|turn| turn.agent).collect();
+        let names = agents.into_iter().map(|agent| agent_name(session, agent));
+        names.fold(false, |taken, name| {
+            *owners.entry(name).or_insert(index) != index || taken
+        })
+    };
+    trace
+        .sessions
+        .iter()
+        .enumerate()
+        .filter(|&session| taken(session))
+        .count()
 }
 
 fn losses_of_mooncake(trace: &Trace) -> Vec<String> {
@@ -58,10 +88,7 @@ fn losses_of_mooncake(trace: &Trace) -> Vec<String> {
         .flat_map(|session| &session.turns)
         .filter(|turn| !turn.after.is_empty())
         .count();
-    let named = sessions()
-        .zip(1..)
-        .filter(|(session, row)| session.id != format!("row-{row}"))
-        .count();
+    let named = sessions().filter(|session| !is_row_name(&session.id)).count();
     let without_start = sessions().filter(|session| session.start.is_none()).count();
     [
         counted(
@@ -75,6 +102,12 @@ fn losses_of_mooncake(trace: &Trace) -> Vec<String> {
         ),
     ]
     .concat()
+}
+
+/// Whether a reader made this name up for a row that had none.
+fn is_row_name(name: &str) -> bool {
+    let number = name.strip_prefix("row-");
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 fn counted(count: usize, of: &str) -> Vec<String> {
@@ -314,9 +347,32 @@ mod tests {
     }
 
     #[test]
+    fn names_that_would_not_come_back_are_a_loss() {
+        let check = |sessions: &[(&str, u32)], expected: &[&str]| {
+            let of = |&(id, agent): &(&str, u32)| session(id, None, vec![turn(agent, &[], 5, &[], 0)]);
+            let trace = trace(10, sessions.iter().map(of).collect());
+            check_losses(&trace, OutputFormat::AgenticMooncake, expected);
+            let read = crate::read_trace("test", text(&trace, OutputFormat::AgenticMooncake).as_bytes()).expect("good");
+            let names = |trace: &Trace| {
+                trace
+                    .sessions
+                    .iter()
+                    .map(|session| session.id.clone())
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(names(&read) == names(&trace), expected.is_empty(), "{sessions:?}");
+        };
+        check(&[("a", 0), ("b", 0)], &[]);
+        check(&[("a", 1)], &["1 names of sessions whose root agent sends nothing"]);
+        let same = "1 sessions that have a name of another's, or of its sub-agent (they would be one)";
+        let rootless = "1 names of sessions whose root agent sends nothing";
+        check(&[("a", 1), ("a#1", 0)], &[rootless, same]);
+    }
+
+    #[test]
     fn a_mooncake_row_has_its_time_and_the_rest_is_said_to_be_lost() {
         let sessions = vec![
-            session("row-1", Some(9), vec![turn(0, &[5], 512, &[], 1)]),
+            session("row-2", Some(9), vec![turn(0, &[5], 512, &[], 1)]),
             session(
                 "b",
                 None,

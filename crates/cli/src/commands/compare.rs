@@ -5,14 +5,15 @@
 
 use crate::compare_args::Compare;
 use crate::failure::Usage;
-use anyhow::{Context, Result};
+use crate::output::{self, OutFile, folder_of, print, say};
+use anyhow::Result;
 use homing_report::compare::REPORTS_MAX;
 use homing_report::html::{RunLogs, page};
 use homing_report::logs::{EvictionLine, LogKind, LogLine, RequestLine, WorkerSampleLine};
 use homing_report::{Comparison, Report, SCHEMA, Source};
 use serde::de::DeserializeOwned;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, ErrorKind};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// The name of the summary in a run's folder.
@@ -21,9 +22,13 @@ const SUMMARY: &str = "summary.json";
 /// Compares the runs; nothing is written before all of them are read.
 pub fn run(args: &Compare) -> Result<()> {
     check_count(args)?;
-    if let Some(html) = &args.html {
-        check_target(html)?;
-    }
+    output::clean_up_when_interrupted()?;
+    // Made before any work, so that it is known that it can be written.
+    let html = args
+        .html
+        .as_ref()
+        .map(|html| OutFile::create("--html", html))
+        .transpose()?;
     let files: Vec<PathBuf> = args.runs.iter().map(|run| summary_file(run)).collect::<Result<_>>()?;
     let sources: Vec<Source> = args
         .runs
@@ -32,21 +37,23 @@ pub fn run(args: &Compare) -> Result<()> {
         .map(|(run, file)| source(run, file))
         .collect::<Result<_>>()?;
     let comparison = Comparison::of(&sources);
-    if let Some(html) = &args.html {
+    if let Some(file) = html {
         let logs: Vec<Vec<RunLogs>> = sources
             .iter()
             .zip(&files)
             .map(|(source, file)| logs(&source.report, file))
             .collect::<Result<_>>()?;
-        replace(html, &page(&comparison, &sources, &logs))?;
-        eprintln!("the page is in `{}`", html.display());
+        let page = page(&comparison, &sources, &logs);
+        file.write(|file| file.write_all(page.as_bytes()))?;
+        if let Some(html) = &args.html {
+            say(format_args!("the page is in `{}`", html.display()));
+        }
     }
-    if args.json {
-        println!("{}", comparison.to_json());
+    print(&if args.json {
+        format!("{}\n", comparison.to_json())
     } else {
-        print!("{}", comparison.to_text());
-    }
-    Ok(())
+        comparison.to_text()
+    })
 }
 
 fn check_count(args: &Compare) -> Result<()> {
@@ -58,31 +65,6 @@ fn check_count(args: &Compare) -> Result<()> {
             "{count} runs, expected at most {REPORTS_MAX}"
         ))),
         _ => Ok(()),
-    }
-}
-
-/// The page's folder is there and its name is no folder: said before any work.
-fn check_target(html: &Path) -> Result<()> {
-    if html.is_dir() {
-        return Err(Usage::error(format_args!(
-            "--html `{}` is a folder, expected a file",
-            html.display()
-        )));
-    }
-    if html.file_name().is_none() || !folder_of(html).is_dir() {
-        return Err(Usage::error(format_args!(
-            "--html `{}`: its folder does not exist, expected one that does",
-            html.display()
-        )));
-    }
-    Ok(())
-}
-
-/// The folder that a file lies in.
-fn folder_of(file: &Path) -> &Path {
-    match file.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
     }
 }
 
@@ -226,18 +208,6 @@ fn lines<T: LogLine + DeserializeOwned>(file: &Path) -> Result<Vec<T>> {
     Ok(lines)
 }
 
-/// Writes a file whole or not at all: beside its place first, then renamed into it.
-fn replace(file: &Path, text: &str) -> Result<()> {
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
-    let part = file.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let written = fs::write(&part, text).and_then(|()| fs::rename(&part, file));
-    if written.is_err() {
-        // What is left of it is of no use; that it cannot be removed changes nothing in what is reported.
-        let _ = fs::remove_file(&part);
-    }
-    written.with_context(|| format!("writing `{}`", file.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,20 +226,5 @@ mod tests {
         check("runa", "run-a", 1);
         check("", "abc", 3);
         check("kitten", "sitting", 3);
-    }
-
-    #[test]
-    fn a_file_that_cannot_take_its_place_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let taken = folder.path().join("page.html");
-        fs::create_dir(&taken).unwrap();
-        fs::write(taken.join("inside"), "x").unwrap();
-        assert!(replace(&taken, "text").is_err());
-        let names: Vec<_> = fs::read_dir(folder.path())
-            .unwrap()
-            .flatten()
-            .map(|entry| entry.file_name())
-            .collect();
-        assert_eq!(names, ["page.html"]);
     }
 }

@@ -1,6 +1,7 @@
 //! `homing sim --events`: a recording through the core once more, its actions compared with those of then.
 
 use crate::failure::Usage;
+use crate::output::print;
 use anyhow::Result;
 use homing_router::recording::ReplayError;
 use homing_sim::{EventsError, EventsOutcome, replay_events};
@@ -15,11 +16,10 @@ pub fn run(path: &Path, json: bool) -> Result<()> {
         ReplayError::Recording(_) => wrong(&error),
         ReplayError::Differs { .. } => anyhow::Error::new(error),
     })?;
-    print(&outcome, json);
-    Ok(())
+    print(&text(&outcome, json))
 }
 
-fn print(outcome: &EventsOutcome, json: bool) {
+fn text(outcome: &EventsOutcome, json: bool) -> String {
     let EventsOutcome {
         events,
         actions,
@@ -38,14 +38,14 @@ fn print(outcome: &EventsOutcome, json: bool) {
             "complete": complete,
             "same_actions": true,
         });
-        println!("{document}");
-        return;
+        return format!("{document}\n");
     }
-    println!(
-        "{events} events over {:.1} s led to the same {actions} actions as then (digest {digest})",
+    let mut text = format!(
+        "{events} events over {:.1} s led to the same {actions} actions as then (digest {digest})\n",
         duration.as_secs_f64()
     );
     if !complete {
-        println!("note: the recording is cut off; what came after its last checkpoint could not be compared");
+        text += "note: the recording is cut off; what came after its last checkpoint could not be compared\n";
     }
+    text
 }

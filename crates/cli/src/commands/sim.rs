@@ -2,6 +2,7 @@
 
 use crate::args;
 use crate::failure::Usage;
+use crate::output;
 use crate::results::{self, Progress, replay_config};
 use crate::trace_file;
 use anyhow::{Context, Result};
@@ -20,10 +21,10 @@ pub fn run(args: &args::Sim) -> Result<()> {
 }
 
 fn simulate_all(args: &args::Sim) -> Result<()> {
-    let out = args.workload.out.as_deref();
-    results::check_out(out)?;
+    output::clean_up_when_interrupted()?;
     let cluster = cluster(&args.cluster)?;
     let policy: PolicySpec = args.policy.parse().map_err(Usage::error)?;
+    let out = results::out_folder(args.workload.out.as_deref())?;
     results::say_scale(args.workload.time_scale);
     let (mut runs, mut logs, mut experiment) = (Vec::new(), Vec::new(), None);
     for seed in args.workload.seeds() {

@@ -1,18 +1,18 @@
 //! `homing trace`: looks at traces, translates them, and writes those of generators.
 //!
-//! A file appears under its name when it is whole: it is written beside it under another name first, which goes away
-//! when something fails. What the written format cannot carry is said on stderr, and is no error.
+//! A file appears under its name when it is whole. Where the format to write cannot carry all of the trace, nothing is
+//! written, unless the user said that what is lost may be lost.
 
 use crate::failure::Usage;
-use crate::trace_args::{Convert, Format, Generate, Reading, Stats, TraceArgs, TraceCommand};
+use crate::output::{self, OutFile, print, say};
+use crate::trace_args::{Convert, Format, Generate, Reading, Stats, Target, TraceArgs, TraceCommand};
 use crate::trace_file;
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use homing_workload::stats::{Quantiles, TraceStats, stats};
-use homing_workload::{ReadOptions, Trace, is_generator, losses, write_trace};
-use std::ffi::OsString;
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use homing_workload::{OutputFormat, ReadOptions, Trace, is_generator, losses, write_trace};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
 
 /// Runs the command.
 pub fn run(args: &TraceArgs) -> Result<()> {
@@ -25,19 +25,16 @@ pub fn run(args: &TraceArgs) -> Result<()> {
 
 fn show(args: &Stats) -> Result<()> {
     let stats = stats(&open(&args.trace, &args.reading)?);
-    let text = if args.json {
+    print(&if args.json {
         serde_json::to_string_pretty(&stats).context("the figures are no JSON")? + "\n"
     } else {
         table(&stats)
-    };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("stdout takes nothing")
+    })
 }
 
 fn convert(args: &Convert) -> Result<()> {
     let trace = open(&args.trace, &args.reading)?;
-    write(&trace, args.to, &args.out)
+    write(&trace, &args.target)
 }
 
 fn generate(args: &Generate) -> Result<()> {
@@ -48,7 +45,7 @@ fn generate(args: &Generate) -> Result<()> {
         );
         return Err(Usage::error(line));
     }
-    write(&trace_file::open(&args.generator, args.seed)?, args.to, &args.out)
+    write(&trace_file::open(&args.generator, args.seed)?, &args.target)
 }
 
 fn open(name: &str, reading: &Reading) -> Result<Trace> {
@@ -60,95 +57,63 @@ fn open(name: &str, reading: &Reading) -> Result<Trace> {
 }
 
 /// Writes the trace, whole or not at all.
-fn write(trace: &Trace, format: Format, out: &Path) -> Result<()> {
-    let partial = Partial::create(out)?;
-    let unwritten = || format!("`{}` cannot be written", out.display());
-    let sink = BufWriter::with_capacity(1 << 20, partial.file()?);
-    match out.extension().and_then(|extension| extension.to_str()) {
-        Some("zst") => {
-            let mut packed = zstd::Encoder::new(sink, 0).with_context(unwritten)?;
-            write_trace(trace, format.into(), &mut packed).with_context(unwritten)?;
-            packed
-                .finish()
-                .and_then(|mut sink| sink.flush())
-                .with_context(unwritten)?;
-        }
-        Some("gz") => {
-            let mut packed = flate2::write::GzEncoder::new(sink, flate2::Compression::default());
-            write_trace(trace, format.into(), &mut packed).with_context(unwritten)?;
-            packed
-                .finish()
-                .and_then(|mut sink| sink.flush())
-                .with_context(unwritten)?;
-        }
-        _ => {
-            let mut sink = sink;
-            write_trace(trace, format.into(), &mut sink).with_context(unwritten)?;
-            sink.flush().with_context(unwritten)?;
-        }
+fn write(trace: &Trace, target: &Target) -> Result<()> {
+    let format = OutputFormat::from(target.to);
+    let lost = losses(trace, format);
+    if !lost.is_empty() && !target.lossy {
+        return Err(refused(trace, target, &lost));
     }
-    partial.keep(out).with_context(unwritten)?;
-    for loss in losses(trace, format.into()) {
-        eprintln!("note: not carried: {loss}");
+    output::clean_up_when_interrupted()?;
+    let out = OutFile::create("output", &target.out)?;
+    out.write(|file| write_packed(trace, format, &target.out, BufWriter::with_capacity(1 << 20, file)))?;
+    if !lost.is_empty() {
+        say(format_args!("note: lost: {}", lost.join("; ")));
     }
-    eprintln!(
+    say(format_args!(
         "wrote {} requests of {} sessions to {}",
         trace.turn_count(),
         trace.sessions.len(),
-        out.display()
-    );
+        target.out.display()
+    ));
     Ok(())
 }
 
-/// A file under a name of its own until it is whole; removed when dropped before.
-struct Partial {
-    path: PathBuf,
-    file: Option<File>,
-    kept: bool,
+/// The error that the format cannot carry all, and what would.
+fn refused(trace: &Trace, target: &Target, lost: &[String]) -> anyhow::Error {
+    let name = |format: Format| {
+        format
+            .to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().to_owned())
+    };
+    let whole = Format::value_variants()
+        .iter()
+        .find(|format| losses(trace, (**format).into()).is_empty())
+        .map(|format| format!("`--to {}`, which carries all, or ", name(*format)));
+    Usage::error(format_args!(
+        "`{}` in {} would lose {}; expected {}`--lossy` to write the rest",
+        trace.name,
+        name(target.to),
+        lost.join("; "),
+        whole.unwrap_or_default()
+    ))
 }
 
-impl Partial {
-    fn create(out: &Path) -> Result<Self> {
-        let wrong = |problem: &str| Usage::error(format!("output `{}`: {problem}", out.display()));
-        let name = out
-            .file_name()
-            .ok_or_else(|| wrong("no file name, expected a path to a file"))?;
-        if out.is_dir() {
-            return Err(wrong("is a folder, expected a path to a file"));
+/// Writes the trace, packed as the name of its file says.
+fn write_packed(trace: &Trace, format: OutputFormat, name: &Path, mut sink: impl Write) -> io::Result<()> {
+    match name.extension().and_then(|extension| extension.to_str()) {
+        Some("zst") => {
+            let mut packed = zstd::Encoder::new(&mut sink, 0)?;
+            write_trace(trace, format, &mut packed)?;
+            packed.finish()?;
         }
-        let mut hidden = OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".partial-{}", std::process::id()));
-        let path = out.with_file_name(hidden);
-        let file = File::create(&path).map_err(|error| wrong(&error.to_string()))?;
-        Ok(Self {
-            path,
-            file: Some(file),
-            kept: false,
-        })
-    }
-
-    /// The open file.
-    fn file(&self) -> Result<File> {
-        let file = self.file.as_ref().context("the file is open until it is kept")?;
-        file.try_clone().context("the file cannot be opened twice")
-    }
-
-    /// Gives the file its name.
-    fn keep(mut self, out: &Path) -> std::io::Result<()> {
-        std::fs::rename(&self.path, out)?;
-        self.kept = true;
-        Ok(())
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.kept {
-            // Nobody is left to tell where this fails.
-            let _ = std::fs::remove_file(&self.path);
+        Some("gz") => {
+            let mut packed = flate2::write::GzEncoder::new(&mut sink, flate2::Compression::default());
+            write_trace(trace, format, &mut packed)?;
+            packed.finish()?;
         }
+        _ => write_trace(trace, format, &mut sink)?,
     }
+    sink.flush()
 }
 
 /// The figures for a person.

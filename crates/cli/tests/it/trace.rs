@@ -61,15 +61,52 @@ fn what_is_generated_and_converted_has_the_same_figures() {
 }
 
 #[test]
-fn what_a_format_cannot_carry_is_said() {
+fn what_a_format_cannot_carry_is_refused_unless_it_may_be_lost() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("rows.jsonl.gz").display().to_string();
-    let output = done(&["trace", "convert", "gen:swe52:sessions=2", &out, "--to", "mooncake"]);
+    let lost = [
+        "turns that wait for others",
+        "2 names of sessions",
+        "2 sessions without a recorded start",
+    ];
+    let remedy = ["--lossy", "--to agentic-mooncake"];
+    for command in ["convert", "generate"] {
+        let arguments = ["trace", command, "gen:swe52:sessions=2", &out, "--to", "mooncake"];
+        check_refused(
+            folder.path(),
+            &arguments,
+            &[&lost[..], &remedy[..], &["in mooncake"]].concat(),
+        );
+    }
+    let output = done(&[
+        "trace",
+        "convert",
+        "gen:swe52:sessions=2",
+        &out,
+        "--to",
+        "mooncake",
+        "--lossy",
+    ]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("turns that wait for others"), "{said}");
+    let note = said
+        .lines()
+        .find(|line| line.starts_with("note: lost: "))
+        .expect("a note");
+    for lost in lost {
+        assert!(note.contains(lost), "{said}");
+    }
     let read = json(&["trace", "stats", &out, "--json"]);
     assert_eq!(read["block_size"], 24);
     assert_eq!(read["sessions"], read["requests"]);
+
+    let again = folder.path().join("again.jsonl").display().to_string();
+    let output = done(&["trace", "convert", &out, &again, "--to", "mooncake", "--lossy"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        said.lines().count(),
+        1,
+        "nothing is lost, and nothing is said of it: {said}"
+    );
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod message;
 use crate::args::{self, WorkloadArgs};
 use crate::commands::runtime;
 use crate::failure::Usage;
+use crate::output::{self, OutFolder};
 use crate::results::{self, Progress, replay_config};
 use crate::trace_file;
 use anyhow::{Context, Result, ensure};
@@ -21,11 +22,12 @@ use tokio::sync::mpsc;
 
 /// Replays the trace, once for each run, and reports what the client saw.
 pub fn run(args: args::Replay) -> Result<()> {
-    results::check_out(args.workload.out.as_deref())?;
-    runtime()?.block_on(replay(args))
+    output::clean_up_when_interrupted()?;
+    let out = results::out_folder(args.workload.out.as_deref())?;
+    runtime()?.block_on(replay(args, out))
 }
 
-async fn replay(args: args::Replay) -> Result<()> {
+async fn replay(args: args::Replay, out: Option<OutFolder>) -> Result<()> {
     let endpoint = Endpoint::new(&args.url).map_err(Usage::error)?;
     let target = Target::discover(&endpoint, &args).await?;
     let (mut runs, mut experiment) = (Vec::new(), None);
@@ -61,7 +63,7 @@ async fn replay(args: args::Replay) -> Result<()> {
     let experiment = experiment.context("at least one run")?;
     let report = Report::new(&experiment, &runs);
     let logs = vec![("requests.jsonl".to_owned(), results::request_lines(&runs))];
-    results::publish(&report, &logs, args.workload.out.as_deref(), args.workload.json)?;
+    results::publish(&report, &logs, out, args.workload.json)?;
     let served = |run: &homing_report::Run| run.completed > 0 || run.requests == 0;
     ensure!(
         report.runs.iter().any(served),
