@@ -94,6 +94,8 @@ impl IntoResponse for Rejection {
         let status = StatusCode::from_u16(self.error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
         let mut response = (status, json, self.error.to_body()).into_response();
+        // For the paths on which errors have another form.
+        response.extensions_mut().insert(self.error);
         if let Some(after) = self.retry_after {
             // The header counts whole seconds; rounding down would invite the client back too early.
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);

@@ -1,6 +1,7 @@
 //! A client's request from its bytes to its end: read, planned by the core, sent to engines, answered.
 
 pub(crate) mod client;
+pub(crate) mod dialect;
 mod exactness;
 pub(crate) mod flight;
 pub(crate) mod intake;
@@ -8,4 +9,5 @@ mod leg;
 pub(crate) mod legs;
 pub(crate) mod session;
 mod transcript;
+mod voice;
 mod whole;

@@ -1,15 +1,17 @@
 //! HTTP of the router: generation, what it serves, how it is, what it knows.
 //!
 //! Whatever goes wrong here is answered in OpenAI's error form, also a path that does not exist, a method that is not
-//! meant and a body that is too long.
+//! meant and a body that is too long; on the paths of `messages`, in Anthropic's.
+
+mod messages;
 
 use crate::core_task::Question;
 use crate::error::Rejection;
 use crate::fleet::Member;
 use crate::proxy::client::{Client, Head, RouteHeaders};
+use crate::proxy::dialect::Dialect;
 use crate::proxy::flight::{Flight, supervised};
 use crate::proxy::intake::TurnRequest;
-use crate::proxy::legs::Endpoint;
 use crate::proxy::session::SESSION_HEADER;
 use crate::shell::Shell;
 use crate::tokenise::pass_tokenize;
@@ -57,6 +59,7 @@ pub(crate) fn routes(shell: Arc<Shell>, body_bytes: usize) -> Router {
         .route("/admin/workers", get(workers))
         .route("/admin/decisions", get(decisions))
         .route("/admin/explain/{request}", get(explain))
+        .merge(messages::routes(&shell))
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(body_bytes))
@@ -76,21 +79,21 @@ async fn named(State(shell): Shared, mut response: Response) -> Response {
 }
 
 async fn chat(State(shell): Shared, headers: HeaderMap, Payload(body): Payload) -> Result<Response, Rejection> {
-    generate(shell, Endpoint::Chat, headers, body).await
+    generate(shell, Dialect::Chat, headers, body).await
 }
 
 async fn completions(State(shell): Shared, headers: HeaderMap, Payload(body): Payload) -> Result<Response, Rejection> {
-    generate(shell, Endpoint::Completions, headers, body).await
+    generate(shell, Dialect::Completions, headers, body).await
 }
 
 /// A turn. A client that hangs up drops this handler or the body that it returned; the flight sees either.
 async fn generate(
     shell: Arc<Shell>,
-    endpoint: Endpoint,
+    dialect: Dialect,
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Result<Response, Rejection> {
-    let request = Arc::new(TurnRequest::read(&shell, endpoint, headers, bytes).await?);
+    let request = Arc::new(TurnRequest::read(&shell, dialect, headers, bytes).await?);
     let (client, head) = Client::new(shell.client_stall);
     // The flight takes the request over before the core hears of it: from here on nothing can drop it half-way.
     let (id, tracker) = (request.id, shell.flights.clone());
@@ -99,10 +102,12 @@ async fn generate(
         let flight = Flight::new(Arc::clone(&shell), request, commands, client);
         supervised(shell, id, flight).await;
     });
-    head.await.map(respond).map_err(|_| Rejection::internal())
+    head.await
+        .map(|head| respond(dialect, head))
+        .map_err(|_| Rejection::internal())
 }
 
-fn respond(head: Head) -> Response {
+fn respond(dialect: Dialect, head: Head) -> Response {
     match head {
         Head::Stream(route, pieces) => {
             let mut response = Response::new(Body::from_stream(stream(pieces)));
@@ -112,6 +117,11 @@ fn respond(head: Head) -> Response {
             with(route, response)
         }
         Head::Whole(route, body) => with(route, ([(header::CONTENT_TYPE, JSON)], body).into_response()),
+        // The engine's words in the client's dialect.
+        Head::Refused(route, answer) if dialect.is_translated() => {
+            let error = ApiError::parse(answer.status.as_u16(), &answer.body);
+            with(route, Rejection::from(error).into_response())
+        }
         Head::Refused(
             route,
             Answer {

@@ -10,7 +10,7 @@ use super::intake::TurnRequest;
 use super::leg::{DecodeLeg, DecodeNews, LegRequest, PrefillAnswer, PrefillLeg};
 use super::legs::LegPrompt;
 use super::transcript::Transcript;
-use super::whole::Whole;
+use super::voice::Voice;
 use crate::core_task::Command;
 use crate::error::{Rejection, path_name};
 use crate::shell::Shell;
@@ -20,7 +20,6 @@ use bytes::{Bytes, BytesMut};
 use homing_router::action::{Decision, Dispatch, KvUse, RouteError};
 use homing_router::event::{Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume};
 use homing_units::{Instant, RequestId, WorkerId};
-use homing_wire::sse;
 use http::StatusCode;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -34,8 +33,8 @@ pub(crate) struct Flight {
     decision: Option<Box<Decision>>,
     attempt: Attempt,
     transcript: Transcript,
-    /// Collects the answer of a client that asked for no stream.
-    whole: Option<Whole>,
+    /// The form in which the client is answered.
+    voice: Voice,
     /// The last refusal of an engine, to be passed on where the core ends the request with it.
     refusal: Option<Answer>,
     first_token: Option<Instant>,
@@ -81,7 +80,8 @@ impl Flight {
         commands: mpsc::Receiver<Command>,
         client: Client,
     ) -> Self {
-        let prompt = LegPrompt::original(request.endpoint, Arc::clone(&request.body));
+        let endpoint = request.dialect.endpoint();
+        let prompt = LegPrompt::original(endpoint, Arc::clone(&request.body));
         let attempt = Attempt {
             number: 0,
             prompt,
@@ -90,9 +90,9 @@ impl Flight {
             prefill: None,
             decode: None,
         };
-        let transcript = Transcript::new(request.endpoint, request.edit, &request.model, request.blocker);
+        let transcript = Transcript::new(endpoint, request.edit, &request.model, request.blocker);
         Self {
-            whole: (!request.stream).then(|| Whole::new(request.endpoint)),
+            voice: Voice::new(&request),
             shell,
             request,
             commands,
@@ -150,7 +150,10 @@ impl Flight {
 
     async fn obey(&mut self, command: Command) {
         match command {
-            Command::Decided(decision) => self.decision = Some(decision),
+            Command::Decided(decision) => {
+                self.voice.expect(decision.expected_cached_tokens);
+                self.decision = Some(decision);
+            }
             Command::Dispatch(dispatch) => self.dispatch(dispatch).await,
             Command::Cancel(leg) => self.cancel(leg).await,
             Command::Reject(error) => self.end_with(error),
@@ -188,11 +191,9 @@ impl Flight {
         let prompt = if continues {
             LegPrompt::continued(&self.request.body, &self.tokens_so_far(), self.tokens_left())
         } else {
-            LegPrompt::original(self.request.endpoint, Arc::clone(&self.request.body))
+            self.voice.begin_anew();
+            LegPrompt::original(self.request.dialect.endpoint(), Arc::clone(&self.request.body))
         };
-        if let Some(whole) = &mut self.whole {
-            *whole = Whole::new(self.request.endpoint);
-        }
         self.attempt = Attempt {
             number,
             prompt,
@@ -285,13 +286,14 @@ impl Flight {
             self.tell(Event::FirstToken { leg }).await;
         }
         let Some(chunk) = taken.for_client else { return Ok(()) };
-        match &mut self.whole {
-            Some(whole) => whole.take(&chunk),
-            None => {
-                let headers = self.route_headers();
-                self.client.begin_stream(|| headers);
-                piece.extend_from_slice(&sse::encode_data(&chunk));
-            }
+        let said = self
+            .voice
+            .take(&chunk)
+            .map_err(|detail| LegError::new(FailureCause::Engine, detail))?;
+        if self.voice.is_stream() {
+            let headers = self.route_headers();
+            self.client.begin_stream(|| headers);
+            piece.extend_from_slice(&said);
         }
         Ok(())
     }
@@ -319,12 +321,12 @@ impl Flight {
         let (_, of_leg) = self.transcript.leg_usage();
         self.output_tokens = of_leg + self.transcript.before();
         let headers = self.route_headers();
-        match self.whole.take() {
-            Some(whole) => self.client.answer(Head::Whole(headers, whole.finish())),
-            None => {
-                self.client.begin_stream(|| headers);
-                self.client.push(sse::DONE_EVENT);
-            }
+        let end = self.voice.finish();
+        if self.voice.is_stream() {
+            self.client.begin_stream(|| headers);
+            self.client.push(end);
+        } else {
+            self.client.answer(Head::Whole(headers, end));
         }
         self.ending = Some(Ending { error: None });
     }
@@ -357,7 +359,9 @@ impl Flight {
 
     async fn end_in_place(&mut self, leg: LegId) {
         for chunk in self.transcript.closing_chunks(self.request.prompt.tokens) {
-            self.client.push(sse::encode_data(&chunk));
+            // Chunks that are made here make sense.
+            let said = self.voice.take(&chunk).unwrap_or_default();
+            self.client.push(said);
         }
         self.finished(leg).await;
     }
@@ -423,7 +427,7 @@ impl Flight {
     fn reject(&mut self, rejection: &Rejection) {
         self.drop_legs();
         if self.client.is_streaming() {
-            self.client.push(rejection.event());
+            self.client.push(self.voice.error_event(rejection));
         } else {
             self.client
                 .answer(Head::Rejected(self.route_headers(), rejection.clone()));
@@ -481,6 +485,7 @@ impl Flight {
         let expected = decision.map_or(0, |decision| decision.expected_cached_tokens);
         let log = TurnLog {
             request: self.shell.request_name(self.request.id),
+            api: self.request.dialect.as_str(),
             session: self.session_name().unwrap_or_default(),
             turn_index: decision.map_or(0, |decision| decision.turn_index),
             path: decision.map(|decision| decision.path),

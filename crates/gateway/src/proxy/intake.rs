@@ -1,6 +1,7 @@
 //! From a client's bytes to a turn: validated, tokenised, hashed; everything that can be wrong with it found before the
 //! core hears of it.
 
+use super::dialect::Dialect;
 use super::exactness::{Blocker, blocker, renders_specially};
 use super::legs::Endpoint;
 use super::session::{SessionName, session_of};
@@ -13,6 +14,7 @@ use homing_kv::Prompt;
 use homing_model::Vocabulary;
 use homing_router::event::{Compared, Leg, LegId, Turn};
 use homing_units::{Instant, RequestId};
+use homing_wire::anthropic;
 use homing_wire::openai::{AnswerEdit, ApiError, Body, ChatRequest, CompletionRequest, GenerationParams, PromptInput};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use std::sync::Arc;
@@ -24,6 +26,7 @@ const FORWARDED: [HeaderName; 3] = [
     HeaderName::from_static("tracestate"),
 ];
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Tokens of a completion that does not say how many, as OpenAI has it and engines do.
 const COMPLETION_TOKENS: u32 = 16;
@@ -35,7 +38,7 @@ pub(crate) struct TurnRequest {
     /// Its name, in headers and logs.
     pub(crate) name: String,
     pub(crate) received: Instant,
-    pub(crate) endpoint: Endpoint,
+    pub(crate) dialect: Dialect,
     pub(crate) body: Arc<Body>,
     pub(crate) model: String,
     pub(crate) session: SessionName,
@@ -107,10 +110,11 @@ impl TurnRequest {
     /// It is malformed, names a model that is not served, or cannot be tokenised.
     pub(crate) async fn read(
         shell: &Shell,
-        endpoint: Endpoint,
+        dialect: Dialect,
         headers: HeaderMap,
         bytes: Bytes,
     ) -> Result<Self, Rejection> {
+        let endpoint = dialect.endpoint();
         let received = shell.clock.now();
         let (tokeniser, block_size) = (&shell.tokeniser, shell.block_size);
         let vocabulary = tokeniser.vocabulary();
@@ -124,7 +128,7 @@ impl TurnRequest {
         };
         let compared_by = comparison.clone();
         let legs = forwarded(&headers);
-        let parse = move || parse(endpoint, &headers, &bytes, vocabulary.as_deref(), &compared_by);
+        let parse = move || parse(dialect, &headers, &bytes, vocabulary.as_deref(), &compared_by);
         let Parsed {
             body,
             session,
@@ -156,7 +160,7 @@ impl TurnRequest {
             id,
             name: shell.request_name(id),
             received,
-            endpoint,
+            dialect,
             blocker: blocker(&body, shell.fleet.parses_output()),
             renders_specially: renders_specially(&body),
             body: Arc::new(body),
@@ -170,12 +174,7 @@ impl TurnRequest {
             output_tokens: output_limit.min(params.max_tokens.unwrap_or(shell.default_output_tokens)),
             output_limit,
             stream: params.stream,
-            edit: AnswerEdit {
-                drop_token_ids: !params.return_token_ids,
-                // An answer without a stream always has its usage.
-                drop_usage: params.stream && !params.include_usage,
-                drop_transfer_params: true,
-            },
+            edit: edit(dialect, &params),
             headers: legs,
         })
     }
@@ -209,8 +208,40 @@ impl TurnRequest {
     }
 }
 
+/// What the router asks engines for and this client did not.
+fn edit(dialect: Dialect, params: &GenerationParams) -> AnswerEdit {
+    AnswerEdit {
+        drop_token_ids: dialect.is_translated() || !params.return_token_ids,
+        // An answer without a stream always has its usage, and so has each in a dialect that is translated.
+        drop_usage: params.stream && !params.include_usage && !dialect.is_translated(),
+        drop_transfer_params: true,
+    }
+}
+
+/// How many tokens the prompt of a request of `/v1/messages/count_tokens` has.
+///
+/// # Errors
+/// It is malformed, names a model that is not served, or cannot be tokenised.
+pub(crate) async fn count_message_tokens(shell: &Shell, bytes: Bytes) -> Result<usize, Rejection> {
+    let vocabulary = shell.tokeniser.vocabulary();
+    let translate = move || {
+        let body = Body::parse(&bytes).map_err(|error| error.with_code("invalid_json"))?;
+        let chat = anthropic::count_to_chat(&body)?;
+        let model: Option<String> = chat.read("model", "a string")?;
+        let text = Text::Chat(chat);
+        let tokens = vocabulary.map(|vocabulary| encode(&vocabulary, &text)).transpose()?;
+        Ok((model, text, tokens))
+    };
+    let (model, text, tokens) = shell.tokeniser.heavy(translate).await?;
+    shell.fleet.served_model(model.as_deref())?;
+    match tokens {
+        Some(tokens) => Ok(tokens.len()),
+        None => Ok(shell.tokeniser.ask(&text).await?.len()),
+    }
+}
+
 fn parse(
-    endpoint: Endpoint,
+    dialect: Dialect,
     headers: &HeaderMap,
     bytes: &Bytes,
     vocabulary: Option<&Vocabulary>,
@@ -218,7 +249,8 @@ fn parse(
 ) -> Result<Parsed, ApiError> {
     let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
     let session = session_of(headers, &body)?;
-    let (params, text) = text_of(endpoint, &body)?;
+    let body = dialect.to_engine(body)?;
+    let (params, text) = text_of(dialect.endpoint(), &body)?;
     let tokens = match (&text, vocabulary) {
         (Text::Tokens(tokens), _) => Some(tokens.clone()),
         (_, Some(vocabulary)) => Some(encode(vocabulary, &text)?),
@@ -264,6 +296,14 @@ fn forwarded(headers: &HeaderMap) -> HeaderMap {
         if let Some(value) = headers.get(&name) {
             kept.insert(name, value.clone());
         }
+    }
+    // Anthropic's clients have a header of their own for what engines take as a bearer's token.
+    let key = headers.get(API_KEY).and_then(|key| key.to_str().ok());
+    if let Some(key) = key
+        && !kept.contains_key(header::AUTHORIZATION)
+        && let Ok(bearer) = HeaderValue::try_from(format!("Bearer {key}"))
+    {
+        kept.insert(header::AUTHORIZATION, bearer);
     }
     kept
 }

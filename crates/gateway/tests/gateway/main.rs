@@ -5,6 +5,7 @@
 mod failures;
 mod inputs;
 mod life;
+mod messages;
 mod proxy;
 mod sessions;
 mod support;

@@ -7,10 +7,10 @@ use homing_worker::{Compute, Listen, Worker, WorkerConfig};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-struct Real {
-    gateway: Gateway,
-    workers: Vec<Worker>,
-    client: Caller,
+pub struct Real {
+    pub gateway: Gateway,
+    pub workers: Vec<Worker>,
+    pub client: Caller,
 }
 
 fn worker_config(name: &str, role: homing_worker::Role) -> WorkerConfig {
@@ -23,7 +23,7 @@ fn worker_config(name: &str, role: homing_worker::Role) -> WorkerConfig {
     }
 }
 
-async fn start(roles: &[(&str, homing_worker::Role)]) -> Real {
+pub async fn start(roles: &[(&str, homing_worker::Role)]) -> Real {
     let mut workers = Vec::new();
     for (name, role) in roles {
         workers.push(Worker::start(worker_config(name, *role)).await.unwrap());
@@ -62,7 +62,7 @@ fn exact(page: &Value) -> usize {
         .count()
 }
 
-const PDD: [(&str, homing_worker::Role); 3] = [
+pub const PDD: [(&str, homing_worker::Role); 3] = [
     ("p0", homing_worker::Role::Prefill),
     ("d0", homing_worker::Role::Decode),
     ("d1", homing_worker::Role::Decode),

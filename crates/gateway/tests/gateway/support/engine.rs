@@ -43,6 +43,8 @@ pub enum Act {
     Hang,
     /// Answers a prefill without parameters.
     NoParams,
+    /// Says these choices, chunk by chunk, and ends.
+    Say(Vec<Value>),
 }
 
 /// A request as it arrived.
@@ -429,6 +431,12 @@ impl Answering<'_> {
             .unwrap_or(16);
         let limit = usize::try_from(limit).unwrap();
         let mut tokens = prompt.to_vec();
+        if let Some(Act::Say(choices)) = &self.act {
+            for choice in choices {
+                self.send(&self.chunk(json!([choice]))).await;
+            }
+            return Some(choices.len());
+        }
         for index in 0..limit {
             match self.act {
                 Some(Act::CutAfter(count)) if count == index => {
