@@ -7,6 +7,7 @@
 //! queue    = num_requests * decode_iteration_s + pending prefill tokens / throughput
 //! discount = min(turns before this one, migration_discount_cap) * migration_discount * extra
 //! extra    = the seconds of prefill that the move costs: max(0, uncached here - uncached at the session's instance) / throughput
+//! gate: that of `unified-v3`
 //! ```
 //!
 //! | parameter | default | from |
@@ -15,6 +16,8 @@
 //! | `migration_discount_cap` | 5 turns | the paper, "Parameters" ("max turns to discount") |
 //! | `migration_discount` | 0.1 a turn | assumed |
 //! | `throughput` | 14,000 tokens/s | assumed: 8K tokens in 583 ms on an H20 |
+//! | `gate`, `gate_plus` | 2, 2 | that of `unified-v3`: approach A replaces its queue and nothing else |
+//! | `ties` | first | assumed: see `elastic` |
 //!
 //! Assumed, since the paper gives the discount a cap and neither unit nor size:
 //! - "A migration discount for sessions with accumulated cache (turn >= 2)": each turn before this one takes a tenth off
@@ -25,7 +28,7 @@
 //!
 //! What the family shares is said in `elastic`.
 
-use super::elastic::{self, THROUGHPUT, instances, least, pending_prefill, session_instance, uncached_s};
+use super::elastic::{self, Gate, THROUGHPUT, Ties, least, pending_prefill, session_instance, uncached_s};
 use super::spec::Parameters;
 use super::{Board, Choice, Habits, Policy, PolicyError, TurnView, WorkerView};
 
@@ -40,6 +43,10 @@ pub struct ContentionConfig {
     pub migration_discount: f64,
     /// Turns that count for it at most.
     pub migration_discount_cap: u32,
+    /// Which instances are out of the question.
+    pub gate: Gate,
+    /// Which of equals is taken.
+    pub ties: Ties,
 }
 
 impl Default for ContentionConfig {
@@ -49,6 +56,8 @@ impl Default for ContentionConfig {
             decode_iteration_s: 0.05,
             migration_discount: 0.1,
             migration_discount_cap: 5,
+            gate: Gate::default(),
+            ties: Ties::First,
         }
     }
 }
@@ -61,6 +70,8 @@ impl ContentionConfig {
             decode_iteration_s: parameters.number("decode_iteration_s", default.decode_iteration_s)?,
             migration_discount: parameters.number("migration_discount", default.migration_discount)?,
             migration_discount_cap: parameters.whole("migration_discount_cap", default.migration_discount_cap)?,
+            gate: Gate::parse(parameters)?,
+            ties: Ties::parse(parameters)?,
         })
     }
 
@@ -98,10 +109,11 @@ impl Contention {
 
 impl Policy for Contention {
     fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
-        let instances = instances(board);
+        let ContentionConfig { gate, ties, .. } = self.config;
+        let instances = ties.instances(board);
         let source = session_instance(&instances, turn);
         let cost = |worker: &WorkerView| self.config.cost_s(worker, source, turn);
-        least(instances, turn, cost, "least prefill, queue and contention")
+        least(gate.open(instances), turn, cost, "least prefill, queue and contention")
     }
 
     fn habits(&self) -> Habits {
@@ -133,8 +145,14 @@ mod tests {
             board.workers[0].account.decode_tokens = 900_000;
             board.workers[2].account.requests = 2;
         };
-        check("throughput=10000", busy, [1.5, 4.0, 4.1]);
-        check("throughput=10000:decode_iteration_s=0.25", busy, [3.9, 4.0, 4.5]);
+        check("throughput=10000:gate=1000", busy, [1.5, 4.0, 4.1]);
+        check(
+            "throughput=10000:gate=1000:decode_iteration_s=0.25",
+            busy,
+            [3.9, 4.0, 4.5],
+        );
+        // Mean 14 / 3: 12 is above 9.33 and above 6.67.
+        check("throughput=10000", busy, [f64::NAN, 4.0, 4.1]);
     }
 
     /// The cost of instance 1 for a session that lives at instance 0, in its turn `turn_index`, counted from 0.

@@ -12,7 +12,7 @@
 //!   2. cached tokens there / prompt tokens > cache_ratio
 //!   3. prompt tokens >= heavy_threshold
 //!   4. target num_requests < its instance's num_requests - margin
-//! else the least cost of `contention` wins
+//! else the least cost of `contention` wins, among the instances that its gate lets through
 //! ```
 //!
 //! | parameter | default | from |
@@ -24,7 +24,7 @@
 //! | `cache_ratio` | 0.5 | the paper |
 //! | `heavy_threshold` | 32,768 tokens | assumed: the lower bound of the class `heavy`; the paper names no value |
 //! | `margin` | 2 | the paper |
-//! | those of `contention` | | there |
+//! | those of `contention`, its gate among them | | there |
 //!
 //! Assumed:
 //! - `avg` is over all instances, the session's own included, and counts requests in flight before this one.
@@ -36,7 +36,7 @@
 //! What the family shares is said in `elastic`.
 
 use super::contention::ContentionConfig;
-use super::elastic::{self, consider, instances, least, mean_requests, session_instance};
+use super::elastic::{self, consider, least, mean_requests, session_instance};
 use super::spec::Parameters;
 use super::{Board, Choice, Habits, Policy, PolicyError, TurnView, WorkerView};
 
@@ -154,11 +154,12 @@ impl LazyMigration {
 
 impl Policy for LazyMigration {
     fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
-        let instances = instances(board);
+        let ContentionConfig { gate, ties, .. } = self.config.contention;
+        let instances = ties.instances(board);
         let source = session_instance(&instances, turn);
         let cost = |worker: &WorkerView| self.config.contention.cost_s(worker, source, turn);
         let Some(target) = source.and_then(|source| self.target(&instances, source, turn)) else {
-            return least(instances, turn, cost, "least prefill, queue and contention");
+            return least(gate.open(instances), turn, cost, "least prefill, queue and contention");
         };
         let others = instances.into_iter().filter(|worker| worker.id != target.id);
         let others = others.map(|worker| consider(worker, turn, cost(worker))).collect();

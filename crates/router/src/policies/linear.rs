@@ -12,6 +12,7 @@
 //! | --- | --- | --- |
 //! | `w_cache` | 1 | assumed |
 //! | `w_load` | 1 | assumed |
+//! | `ties` | first | assumed: see `elastic` |
 //!
 //! Assumed, since the paper says "linear routing" and no more:
 //! - Linear means a weighted sum of a cache term and a load term, each scaled to 0..1, as the scorers of AIBrix
@@ -22,7 +23,7 @@
 //!
 //! What the family shares is said in `elastic`.
 
-use super::elastic::{self, instances, least};
+use super::elastic::{self, Ties, least};
 use super::spec::Parameters;
 use super::{Board, Choice, Habits, Policy, PolicyError, TurnView, WorkerView};
 
@@ -33,6 +34,8 @@ pub struct LinearConfig {
     pub w_cache: f64,
     /// The weight of the requests in flight, as a share of the largest number of any instance.
     pub w_load: f64,
+    /// Which of equals is taken.
+    pub ties: Ties,
 }
 
 impl Default for LinearConfig {
@@ -40,6 +43,7 @@ impl Default for LinearConfig {
         Self {
             w_cache: 1.0,
             w_load: 1.0,
+            ties: Ties::First,
         }
     }
 }
@@ -50,6 +54,7 @@ impl LinearConfig {
         Ok(Self {
             w_cache: parameters.number("w_cache", default.w_cache)?,
             w_load: parameters.number("w_load", default.w_load)?,
+            ties: Ties::parse(parameters)?,
         })
     }
 }
@@ -70,10 +75,10 @@ impl Linear {
 
 impl Policy for Linear {
     fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
-        let instances = instances(board);
+        let instances = self.config.ties.instances(board);
         let most = instances.iter().map(|worker| worker.account.requests).max();
         let most = f64::from(most.unwrap_or(0).max(1));
-        let LinearConfig { w_cache, w_load } = self.config;
+        let LinearConfig { w_cache, w_load, .. } = self.config;
         let score = |worker: &WorkerView| {
             let uncached = f64::from(worker.lacks(turn)) / f64::from(turn.prompt_tokens.max(1));
             let load = f64::from(worker.account.requests) / most;

@@ -11,6 +11,7 @@
 //! | parameter | default | from |
 //! | --- | --- | --- |
 //! | `throughput` | 14,000 tokens/s | assumed: 8K tokens in 583 ms on an H20 |
+//! | `ties` | first | assumed: see `elastic` |
 //!
 //! Assumed:
 //! - The first term is the time to prefill what is not cached ("the cost model combines cache benefit and queuing into a
@@ -20,7 +21,7 @@
 //!
 //! What the family shares is said in `elastic`.
 
-use super::elastic::{self, THROUGHPUT, instances, least, pending_prefill, uncached_s};
+use super::elastic::{self, THROUGHPUT, Ties, least, pending_prefill, uncached_s};
 use super::spec::Parameters;
 use super::{Board, Choice, Habits, Policy, PolicyError, TurnView, WorkerView};
 
@@ -29,11 +30,16 @@ use super::{Board, Choice, Habits, Policy, PolicyError, TurnView, WorkerView};
 pub struct UnifiedV2Config {
     /// Prompt tokens that an instance prefills in a second.
     pub throughput: f64,
+    /// Which of equals is taken.
+    pub ties: Ties,
 }
 
 impl Default for UnifiedV2Config {
     fn default() -> Self {
-        Self { throughput: THROUGHPUT }
+        Self {
+            throughput: THROUGHPUT,
+            ties: Ties::First,
+        }
     }
 }
 
@@ -41,6 +47,7 @@ impl UnifiedV2Config {
     pub(super) fn parse(parameters: &mut Parameters<'_>) -> Result<Self, PolicyError> {
         Ok(Self {
             throughput: parameters.positive("throughput", Self::default().throughput)?,
+            ties: Ties::parse(parameters)?,
         })
     }
 }
@@ -63,7 +70,8 @@ impl Policy for UnifiedV2 {
     fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
         let throughput = self.config.throughput;
         let cost = |worker: &WorkerView| uncached_s(worker, turn, throughput) + pending_prefill(worker) / throughput;
-        least(instances(board), turn, cost, "least uncached and pending prefill")
+        let instances = self.config.ties.instances(board);
+        least(instances, turn, cost, "least uncached and pending prefill")
     }
 
     fn habits(&self) -> Habits {

@@ -14,6 +14,7 @@
 //! | `throughput` | 14,000 tokens/s | assumed: 8K tokens in 583 ms on an H20 |
 //! | `gate` | 2 | assumed |
 //! | `gate_plus` | 2 | assumed: the paper's own margin for "meaningfully less loaded" in its migration trigger |
+//! | `ties` | first | assumed: see `elastic` |
 //!
 //! Assumed:
 //! - Decode tokens are the context tokens of the requests that decode there: "a token-based proxy that misses real
@@ -24,7 +25,7 @@
 //!
 //! What the family shares is said in `elastic`.
 
-use super::elastic::{self, THROUGHPUT, instances, least, mean_requests, pending_prefill, uncached_s};
+use super::elastic::{self, Gate, THROUGHPUT, Ties, least, pending_prefill, uncached_s};
 use super::spec::Parameters;
 use super::{Board, Choice, Habits, Policy, PolicyError, TurnView, WorkerView};
 
@@ -33,18 +34,18 @@ use super::{Board, Choice, Habits, Policy, PolicyError, TurnView, WorkerView};
 pub struct UnifiedV3Config {
     /// Prompt tokens that an instance prefills in a second.
     pub throughput: f64,
-    /// So many times the mean number of requests gate an instance...
-    pub gate: f64,
-    /// ...if it has so many more than the mean, too.
-    pub gate_plus: f64,
+    /// Which instances are out of the question.
+    pub gate: Gate,
+    /// Which of equals is taken.
+    pub ties: Ties,
 }
 
 impl Default for UnifiedV3Config {
     fn default() -> Self {
         Self {
             throughput: THROUGHPUT,
-            gate: 2.0,
-            gate_plus: 2.0,
+            gate: Gate::default(),
+            ties: Ties::First,
         }
     }
 }
@@ -54,8 +55,8 @@ impl UnifiedV3Config {
         let default = Self::default();
         Ok(Self {
             throughput: parameters.positive("throughput", default.throughput)?,
-            gate: parameters.number("gate", default.gate)?,
-            gate_plus: parameters.number("gate_plus", default.gate_plus)?,
+            gate: Gate::parse(parameters)?,
+            ties: Ties::parse(parameters)?,
         })
     }
 }
@@ -72,20 +73,6 @@ impl UnifiedV3 {
     pub const fn new(config: UnifiedV3Config) -> Self {
         Self { config }
     }
-
-    /// The instances that the gate lets through.
-    fn open<'b>(&self, mut instances: Vec<&'b WorkerView>) -> Vec<&'b WorkerView> {
-        let mean = mean_requests(&instances);
-        let is_open = |worker: &WorkerView| {
-            let requests = f64::from(worker.account.requests);
-            requests <= mean * self.config.gate || requests <= mean + self.config.gate_plus
-        };
-        let reachable = |worker: &&WorkerView| is_open(worker) && worker.denies_alone.is_none();
-        if instances.iter().copied().any(|worker| reachable(&worker)) {
-            instances.retain(|worker| is_open(worker));
-        }
-        instances
-    }
 }
 
 impl Policy for UnifiedV3 {
@@ -96,7 +83,8 @@ impl Policy for UnifiedV3 {
             uncached_s(worker, turn, throughput) + queue / throughput
         };
         let reason = "least uncached, pending prefill and decode tokens";
-        least(self.open(instances(board)), turn, cost, reason)
+        let UnifiedV3Config { gate, ties, .. } = self.config;
+        least(gate.open(ties.instances(board)), turn, cost, reason)
     }
 
     fn habits(&self) -> Habits {
