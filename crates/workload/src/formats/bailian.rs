@@ -24,6 +24,8 @@ const TIME: &str = "the time of arrival in seconds, at least 0";
 pub(super) struct Reader {
     /// The rows so far, by `chat_id`.
     rows: BTreeMap<i64, Row>,
+    /// Parents that no row has been so far, and the first line that names them.
+    unknown: BTreeMap<i64, u64>,
 }
 
 /// Where a row went.
@@ -40,8 +42,8 @@ impl LineReader for Reader {
         let parent: i64 = line.required("parent_chat_id", "the `chat_id` of the request before, or -1")?;
         let time = line.duration("timestamp", 1.0, TIME)?;
         let mut turn = super::mooncake::turn(line, BLOCK_SIZE)?;
-        let parent = self.rows.get(&parent).copied();
-        let row = match parent {
+        self.check_order(line, chat, parent)?;
+        let row = match self.rows.get(&parent).copied() {
             Some(parent) => {
                 let turns = &mut sessions[parent.session].turns;
                 turn.after = vec![parent.turn];
@@ -57,6 +59,7 @@ impl LineReader for Reader {
                 }
             }
             None => {
+                self.unknown.entry(parent).or_insert(line.line);
                 sessions.push(begun(chat, time, turn));
                 Row {
                     session: sessions.len() - 1,
@@ -80,6 +83,22 @@ impl LineReader for Reader {
             share(&mut session.turns);
         }
         Ok(())
+    }
+}
+
+impl Reader {
+    /// A row comes before those that follow it.
+    fn check_order(&self, line: &Object<'_>, chat: i64, parent: i64) -> Result<(), TraceProblem> {
+        if parent == chat {
+            return Err(line.wrong("parent_chat_id", &parent.to_string(), "another row's `chat_id`, or -1"));
+        }
+        match self.unknown.get(&chat) {
+            Some(follower) => {
+                let expected = format!("a row before line {follower}, which follows it");
+                Err(line.wrong("chat_id", &chat.to_string(), &expected))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -141,6 +160,16 @@ mod tests {
             "161",
             "160",
             "line 3: field `chat_id` is `160`, expected a number that no row before has",
+        );
+        check_error(
+            "\"chat_id\": 161",
+            "\"chat_id\": 12",
+            "line 3: field `chat_id` is `12`, expected a row before line 2, which follows it",
+        );
+        check_error(
+            "\"parent_chat_id\": 159",
+            "\"parent_chat_id\": 161",
+            "line 3: field `parent_chat_id` is `161`, expected another row's `chat_id`, or -1",
         );
         check_error(
             "\"timestamp\": 70",

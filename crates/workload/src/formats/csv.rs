@@ -9,7 +9,7 @@
 //! Each row is a session of one turn that shares nothing with others, in blocks of 64 tokens (neither trace has
 //! blocks). Times count from the earliest row. A recorded 0 (failed requests of `BurstGPT`) becomes 1 token.
 
-use super::fields::{MAX_NANOSECONDS, shortened};
+use super::fields::{MAX_NANOSECONDS, MAX_TOKENS, shortened};
 use super::{TraceError, TraceProblem, quoted};
 use crate::content::{Scope, local_id};
 use crate::trace::{Session, Turn};
@@ -21,9 +21,6 @@ pub(super) const BLOCK_SIZE: u32 = 64;
 
 /// A row may have so many bytes.
 const MAX_ROW_BYTES: u64 = 64 << 10;
-
-/// A prompt may have so many tokens; what is above this is no prompt, but would fill the memory with block ids.
-const MAX_PROMPT_TOKENS: u32 = 100_000_000;
 
 /// The tables that are known, for an error message.
 pub(super) const KNOWN: &str = "an Azure table (`TIMESTAMP`, `ContextTokens`, `GeneratedTokens`) or a BurstGPT table \
@@ -125,6 +122,8 @@ fn cells(line: &str) -> impl Iterator<Item = &str> {
 /// A table: its columns, and where they are.
 struct Table {
     columns: &'static Columns,
+    /// Cells of a row, at most.
+    cells: usize,
     time: usize,
     prompt: usize,
     output: usize,
@@ -144,10 +143,18 @@ struct Row {
 
 impl Table {
     fn recognise(header: &str) -> Result<Self, TraceProblem> {
-        let place = |name: &str| cells(header).position(|cell| cell == name);
+        // Of two columns of one name nobody knows which is meant.
+        let place = |name: &str| {
+            let mut places = cells(header)
+                .zip(0..)
+                .filter(|(cell, _)| *cell == name)
+                .map(|(_, place)| place);
+            places.next().filter(|_| places.next().is_none())
+        };
         let table = |columns: &'static Columns| {
             Some(Self {
                 columns,
+                cells: cells(header).count(),
                 time: place(columns.time)?,
                 prompt: place(columns.prompt)?,
                 output: place(columns.output)?,
@@ -164,6 +171,12 @@ impl Table {
 
     fn row(&self, number: u64, line: &str) -> Result<Row, TraceProblem> {
         let cells: Vec<&str> = cells(line).collect();
+        if cells.len() > self.cells {
+            return Err(TraceProblem::TooManyCells {
+                found: cells.len(),
+                expected: self.cells,
+            });
+        }
         let cell = |place: usize, name: &str, expected: &str| {
             let missing = || TraceProblem::Missing {
                 field: name.to_owned(),
@@ -176,9 +189,9 @@ impl Table {
                 .ok_or_else(missing)
         };
         let tokens = |place: usize, name: &str| {
-            let expected = format!("a number of tokens, at most {MAX_PROMPT_TOKENS}");
+            let expected = format!("a number of tokens, at most {MAX_TOKENS}");
             let text = cell(place, name, &expected)?;
-            let tokens = text.parse::<u32>().ok().filter(|&tokens| tokens <= MAX_PROMPT_TOKENS);
+            let tokens = text.parse::<u32>().ok().filter(|&tokens| tokens <= MAX_TOKENS);
             tokens.ok_or_else(|| wrong(name, text, &expected))
         };
         let Columns {
@@ -244,7 +257,11 @@ fn date_nanoseconds(text: &str) -> Option<i128> {
     let [year, month, day] = numbers(date, '-')?;
     let (clock, fraction) = time.split_once('.').unwrap_or((time, "0"));
     let [hour, minute, second] = numbers(clock, ':')?;
-    let good = (1..=12).contains(&month) && (1..=31).contains(&day) && hour < 24 && minute < 60 && second <= 60;
+    let good = (1..=12).contains(&month)
+        && (1..=days_of(year, month)).contains(&day)
+        && hour < 24
+        && minute < 60
+        && second <= 60;
     let digits = (1..=9).contains(&fraction.len()) && fraction.bytes().all(|byte| byte.is_ascii_digit());
     if !good || !digits || year > 9999 {
         return None;
@@ -263,7 +280,11 @@ fn split_offset(time: &str) -> Option<(&str, i64)> {
         return Some((time, 0));
     };
     let (hours, minutes) = time[place + 1..].split_once(':')?;
-    let seconds = number(hours)?.checked_mul(3600)? + number(minutes)? * 60;
+    let (hours, minutes) = (number(hours)?, number(minutes)?);
+    if hours >= 24 || minutes >= 60 {
+        return None;
+    }
+    let seconds = hours * 3600 + minutes * 60;
     let ahead = time[place..].starts_with('+');
     Some((&time[..place], if ahead { seconds } else { -seconds }))
 }
@@ -279,6 +300,12 @@ fn numbers(text: &str, separator: char) -> Option<[i64; 3]> {
 fn number(text: &str) -> Option<i64> {
     let digits = (1..=4).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok())?
+}
+
+/// Days of a month.
+const fn days_of(year: i64, month: i64) -> i64 {
+    let (next_year, next_month) = if month == 12 { (year + 1, 1) } else { (year, month + 1) };
+    days(next_year, next_month, 1) - days(year, month, 1)
 }
 
 /// Days from 1970 to a date: whole eras of 400 years, in which March begins the year so that leap days come last.
@@ -370,6 +397,14 @@ mod tests {
              row's",
         );
         check_error(
+            &format!("{BURST}6,\"GPT-4, new\",1,2,3,log"),
+            "line 3: a row of 7 cells, expected at most 6 as in the first line",
+        );
+        check_error(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n",
+            "line 1: the trace is empty, expected at least one request",
+        );
+        check_error(
             "time,tokens\n1,2",
             "line 1: unknown table with the columns `time`, `tokens`, expected JSON objects, an Azure table (`TIMESTAMP`, \
              `ContextTokens`, `GeneratedTokens`) or a BurstGPT table (`Timestamp`, `Request tokens`, `Response tokens`)",
@@ -384,6 +419,11 @@ mod tests {
         check("2024-02-29T12:00:00.000000001Z", Some(1_709_208_000_000_000_001));
         check("2024-02-29 12:00:00+02:00", Some(1_709_200_800_000_000_000));
         check("2024-13-01 00:00:00", None);
+        check("2023-02-29 00:00:00", None);
+        check("2023-12-31 00:00:00", Some(1_703_980_800_000_000_000));
+        check("2023-12-32 00:00:00", None);
+        check("2024-02-29 12:00:00+24:00", None);
+        check("2024-02-29 12:00:00+02:60", None);
         check("2024-01-01 00:00", None);
         check("2024-01-01 00:00:00.", None);
         check("2024-01-01", None);

@@ -5,12 +5,17 @@
 
 use super::TraceProblem;
 use homing_units::Duration;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 /// A hundred years: no time of a trace is longer.
 pub(super) const MAX_NANOSECONDS: f64 = 100.0 * 366.0 * 86_400.0 * 1e9;
+
+/// A prompt or an answer may have so many tokens; what is above this is none, but would fill the memory with block ids
+/// or a simulation with steps.
+pub(super) const MAX_TOKENS: u32 = 100_000_000;
 
 /// A JSON object with unparsed fields and its own place in the line.
 pub(super) struct Object<'a> {
@@ -23,7 +28,7 @@ pub(super) struct Object<'a> {
 impl<'a> Object<'a> {
     /// The object that a whole line is.
     pub(super) fn parse(number: u64, line: &'a [u8]) -> Result<Self, TraceProblem> {
-        let fields = serde_json::from_slice(line.trim_ascii_end()).map_err(|error| {
+        let Fields(fields) = serde_json::from_slice(line.trim_ascii_end()).map_err(|error| {
             // The parser counts lines within this one.
             let said = error.to_string();
             let reason = said.split(" at line ").next().unwrap_or(&said);
@@ -36,6 +41,11 @@ impl<'a> Object<'a> {
             fields,
             path: String::new(),
         })
+    }
+
+    /// Whether it has this field, be it null.
+    pub(super) fn names_field(&self, field: &str) -> bool {
+        self.fields.contains_key(field)
     }
 
     /// Whether it has this field, and not null.
@@ -73,14 +83,6 @@ impl<'a> Object<'a> {
         })
     }
 
-    /// The field's value, a number of seconds or the like that is at least 0, or nothing.
-    pub(super) fn optional_not_negative(&self, field: &str, expected: &str) -> Result<Option<f64>, TraceProblem> {
-        match self.optional::<f64>(field, expected)? {
-            Some(value) if value < 0.0 => Err(self.wrong(field, &value.to_string(), expected)),
-            value => Ok(value),
-        }
-    }
-
     /// The field's value, a time that is at least 0, in units of `unit` seconds.
     pub(super) fn duration(&self, field: &str, unit: f64, expected: &str) -> Result<Duration, TraceProblem> {
         match self.optional_duration(field, unit, expected)? {
@@ -99,15 +101,64 @@ impl<'a> Object<'a> {
         unit: f64,
         expected: &str,
     ) -> Result<Option<Duration>, TraceProblem> {
-        let Some(value) = self.optional_not_negative(field, expected)? else {
-            return Ok(None);
-        };
+        let time = self.optional_time(field, unit, expected)?;
         // Rounded, so that what was written as a fraction comes back as it was.
-        let nanoseconds = (value * (unit * 1e9)).round();
-        if nanoseconds > MAX_NANOSECONDS {
-            return Err(self.wrong(field, &value.to_string(), expected));
+        Ok(time.map(|value| Duration::from_nanos((value * (unit * 1e9)).round() as u64)))
+    }
+
+    /// The field's value, a time that is at least 0 and at most [`MAX_NANOSECONDS`], in units of `unit` seconds and given
+    /// in these, or nothing.
+    pub(super) fn optional_time(&self, field: &str, unit: f64, expected: &str) -> Result<Option<f64>, TraceProblem> {
+        match self.optional::<f64>(field, expected)? {
+            Some(value) if value < 0.0 => Err(self.wrong(field, &value.to_string(), expected)),
+            Some(value) if value * (unit * 1e9) > MAX_NANOSECONDS => Err(self.wrong(
+                field,
+                &value.to_string(),
+                &format!("{expected}, within a hundred years"),
+            )),
+            value => Ok(value),
         }
-        Ok(Some(Duration::from_nanos(nanoseconds as u64)))
+    }
+
+    /// The field's value, a number of tokens from `least` to [`MAX_TOKENS`].
+    pub(super) fn required_tokens(&self, field: &str, least: u32) -> Result<u32, TraceProblem> {
+        let expected = match least {
+            0 => TOKENS.to_owned(),
+            least => format!("{TOKENS}, at least {least}"),
+        };
+        match self.optional_tokens(field, &expected)? {
+            Some(tokens) if tokens >= least => Ok(tokens),
+            Some(tokens) => Err(self.wrong(field, &tokens.to_string(), &expected)),
+            None => Err(TraceProblem::Missing {
+                field: self.place(field),
+                expected,
+            }),
+        }
+    }
+
+    /// The field's value, a number of tokens up to [`MAX_TOKENS`], or nothing.
+    pub(super) fn optional_tokens(&self, field: &str, expected: &str) -> Result<Option<u32>, TraceProblem> {
+        // Looked at as a fraction first: what is too large for a whole number is too large.
+        let beyond = |raw: &&RawValue| {
+            raw.get()
+                .parse::<f64>()
+                .is_ok_and(|tokens| tokens > f64::from(MAX_TOKENS))
+        };
+        if let Some(raw) = self.fields.get(field).copied().filter(beyond) {
+            let expected = format!("{TOKENS}, at most {MAX_TOKENS}");
+            return Err(self.wrong(field, raw.get(), &expected));
+        }
+        self.optional(field, expected)
+    }
+
+    /// The field's value, a list of block ids. An error names the first that is none.
+    pub(super) fn ids(&self, field: &str) -> Result<Vec<u64>, TraceProblem> {
+        const EXPECTED: &str = "a list of block ids";
+        self.required(field, EXPECTED).map_err(|problem| {
+            let wrong = |raw: &&RawValue| raw.get().parse::<u64>().is_err();
+            self.wrong_element(field, wrong, "a block id, a whole number from 0")
+                .unwrap_or(problem)
+        })
     }
 
     /// The field's value, a count that is at least 1.
@@ -121,17 +172,28 @@ impl<'a> Object<'a> {
     /// The field's value, a list of objects.
     pub(super) fn objects(&self, field: &str) -> Result<Vec<Object<'a>>, TraceProblem> {
         let expected = "a list of objects";
-        let items: Vec<BTreeMap<String, &'a RawValue>> = self.required(field, expected)?;
+        let items: Vec<Fields<'a>> = self.required(field, expected).map_err(|problem| {
+            let wrong = |raw: &&RawValue| serde_json::from_str::<Fields<'_>>(raw.get()).is_err();
+            self.wrong_element(field, wrong, "an object that has each field once")
+                .unwrap_or(problem)
+        })?;
         let place = self.place(field);
         Ok(items
             .into_iter()
             .enumerate()
-            .map(|(index, fields)| Object {
+            .map(|(index, Fields(fields))| Object {
                 line: self.line,
                 fields,
                 path: format!("{place}[{index}]."),
             })
             .collect())
+    }
+
+    /// The error that an element of a list is the wrong thing; nothing where the field is no list, or all are right.
+    fn wrong_element(&self, field: &str, wrong: impl Fn(&&RawValue) -> bool, expected: &str) -> Option<TraceProblem> {
+        let elements: Vec<&RawValue> = self.optional(field, expected).ok().flatten()?;
+        let index = elements.iter().position(wrong)?;
+        Some(self.wrong(&format!("{field}[{index}]"), elements[index].get(), expected))
     }
 
     /// The error that a field holds the wrong thing.
@@ -145,6 +207,39 @@ impl<'a> Object<'a> {
 
     fn place(&self, field: &str) -> String {
         format!("{}{field}", self.path)
+    }
+}
+
+/// What a number of tokens should be, without its bounds.
+const TOKENS: &str = "a number of tokens";
+
+/// The fields of a JSON object, each once: which of two should hold, nobody can say.
+struct Fields<'a>(BTreeMap<String, &'a RawValue>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor).map(Self)
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = BTreeMap<String, &'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = BTreeMap::new();
+        while let Some((name, value)) = map.next_entry::<String, &'de RawValue>()? {
+            if fields.contains_key(&name) {
+                return Err(A::Error::custom(format_args!("field `{}` twice", shortened(&name))));
+            }
+            fields.insert(name, value);
+        }
+        Ok(fields)
     }
 }
 

@@ -41,7 +41,7 @@ pub enum TraceProblem {
     #[error("cannot be read: {0}")]
     Read(#[from] std::io::Error),
     /// The trace has no line.
-    #[error("the trace is empty, expected at least one JSON object")]
+    #[error("the trace is empty, expected at least one request")]
     Empty,
     /// The line is longer than any trace's.
     #[error("more than `{limit}` bytes, expected one JSON object a line", limit = MAX_OBJECT_BYTES)]
@@ -83,6 +83,14 @@ pub enum TraceProblem {
     RowTooLong {
         /// Bytes that a row may have.
         limit: u64,
+    },
+    /// The row of a table has more cells than its first line: what is in which column nobody knows.
+    #[error("a row of {found} cells, expected at most {expected} as in the first line")]
+    TooManyCells {
+        /// Cells of the row.
+        found: usize,
+        /// Cells of the first line.
+        expected: usize,
     },
     /// The input is neither JSON objects nor a known table.
     #[error("unknown table with the columns {found}, expected JSON objects, {known}", known = csv::KNOWN)]
@@ -146,26 +154,42 @@ impl Format {
         }
     }
 
-    /// The format whose fields `first` has.
+    /// The format whose fields `first` has. A row that is null in a field, or lacks one of a format's, is a broken one of
+    /// that.
     fn recognise(first: &Object<'_>) -> Result<Self, TraceProblem> {
-        let has_all = |format: &Self| format.signature().1.iter().all(|field| first.has(field));
-        Self::ALL
-            .into_iter()
-            .find(has_all)
-            .ok_or_else(|| TraceProblem::UnknownFormat {
-                found: quoted(first.names()),
-                expected: Self::ALL
-                    .into_iter()
-                    .map(|format| {
-                        format!(
-                            "{} ({})",
-                            format.signature().0,
-                            quoted(format.signature().1.iter().copied())
-                        )
-                    })
-                    .collect::<Vec<_>>()
-                    .join(" or "),
-            })
+        let lacks = |format: &Self, has: &dyn Fn(&str) -> bool| -> Vec<&'static str> {
+            let fields = format.signature().1.iter().copied();
+            fields.filter(|field| !has(field)).collect()
+        };
+        let with_all = |has: &dyn Fn(&str) -> bool| Self::ALL.into_iter().find(|format| lacks(format, has).is_empty());
+        if let Some(format) =
+            with_all(&|field| first.has(field)).or_else(|| with_all(&|field| first.names_field(field)))
+        {
+            return Ok(format);
+        }
+        // The most general first: the more special have all its fields and more.
+        for format in Self::ALL.into_iter().rev() {
+            if let &[field] = lacks(&format, &|field| first.names_field(field)).as_slice() {
+                return Err(TraceProblem::Missing {
+                    field: field.to_owned(),
+                    expected: format!("it as in {}", format.signature().0),
+                });
+            }
+        }
+        Err(TraceProblem::UnknownFormat {
+            found: quoted(first.names()),
+            expected: Self::ALL
+                .into_iter()
+                .map(|format| {
+                    format!(
+                        "{} ({})",
+                        format.signature().0,
+                        quoted(format.signature().1.iter().copied())
+                    )
+                })
+                .collect::<Vec<_>>()
+                .join(" or "),
+        })
     }
 
     fn reader(self, options: &ReadOptions) -> Box<dyn LineReader> {
@@ -336,11 +360,8 @@ mod tests {
 
     #[test]
     fn a_broken_trace_is_refused_with_its_line() {
-        check_error("", "line 1: the trace is empty, expected at least one JSON object");
-        check_error(
-            "\n  \n",
-            "line 1: the trace is empty, expected at least one JSON object",
-        );
+        check_error("", "line 1: the trace is empty, expected at least one request");
+        check_error("\n  \n", "line 1: the trace is empty, expected at least one request");
         check_error(
             "{\"timestamp\": 0, \"chat_id\": 7}",
             "line 1: unknown trace format with the fields `chat_id`, `timestamp`, expected a coding-agent trace (`id`, \
@@ -352,7 +373,7 @@ mod tests {
             "[1, 2]",
             "line 1: broken JSON array: found `1`, expected a JSON object or `]`",
         );
-        check_error("[]", "line 1: the trace is empty, expected at least one JSON object");
+        check_error("[]", "line 1: the trace is empty, expected at least one request");
         check_error(
             &format!("[{MOONCAKE},\n{{\"timestamp\": -1}}]"),
             "line 2: field `timestamp` is `-1`, expected the time of arrival in milliseconds, at least 0",

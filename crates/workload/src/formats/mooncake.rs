@@ -71,9 +71,9 @@ impl LineReader for Reader {
 
 /// The one turn of a row with an id for each started block, without its place in time.
 pub(super) fn turn(line: &Object<'_>, block_size: u32) -> Result<Turn, TraceProblem> {
-    let prompt_tokens = line.required_positive("input_length", "a number of tokens, at least 1")?;
-    let output_tokens: u32 = line.required("output_length", "a number of tokens")?;
-    let mut content: Vec<u64> = line.required("hash_ids", "a list of block ids")?;
+    let prompt_tokens = line.required_tokens("input_length", 1)?;
+    let output_tokens = line.required_tokens("output_length", 0)?;
+    let mut content = line.ids("hash_ids")?;
     let blocks = prompt_tokens.div_ceil(block_size) as usize;
     if content.len() != blocks {
         let found = format!("{} ids", content.len());
@@ -141,6 +141,35 @@ mod tests {
         check_error(
             r#"{"timestamp": 0, "input_length": 0, "output_length": 5, "hash_ids": []}"#,
             "line 1: field `input_length` is `0`, expected a number of tokens, at least 1",
+        );
+        check_error(
+            r#"{"timestamp": 0, "input_length": 3, "output_length": 4294967295, "hash_ids": [0]}"#,
+            "line 1: field `output_length` is `4294967295`, expected a number of tokens, at most 100000000",
+        );
+        check_error(
+            r#"{"timestamp": 0, "input_length": 1e30, "output_length": 1, "hash_ids": [0]}"#,
+            "line 1: field `input_length` is `1e30`, expected a number of tokens, at most 100000000",
+        );
+        check_error(
+            r#"{"timestamp": 0, "input_length": 1025, "output_length": 5, "hash_ids": [0, 1, -2]}"#,
+            "line 1: field `hash_ids[2]` is `-2`, expected a block id, a whole number from 0",
+        );
+        check_error(
+            r#"{"timestamp": 1e17, "input_length": 3, "output_length": 5, "hash_ids": [0]}"#,
+            "line 1: field `timestamp` is `100000000000000000`, expected the time of arrival in milliseconds, at least 0, \
+             within a hundred years",
+        );
+        check_error(
+            r#"{"timestamp": 0, "input_length": 3, "output_length": 5, "hash_ids": [0], "timestamp": 1}"#,
+            "line 1: no JSON object (field `timestamp` twice, at column 88), expected one JSON object a line",
+        );
+        check_error(
+            r#"{"timestamp": null, "input_length": 3, "output_length": 5, "hash_ids": [0]}"#,
+            "line 1: field `timestamp` is missing, expected the time of arrival in milliseconds, at least 0",
+        );
+        check_error(
+            r#"{"timestamp": 3, "input_length": 3, "output_length": 5}"#,
+            "line 1: field `hash_ids` is missing, expected it as in a Mooncake trace",
         );
         let good = r#"{"timestamp": 0, "input_length": 3, "output_length": 5, "hash_ids": [0]}"#;
         check_error(

@@ -84,8 +84,8 @@ impl Reader {
 
     /// The boilerplate with which the session begins, where it is shared.
     fn boilerplate(&mut self, line: &Object<'_>) -> Result<Option<Boilerplate>, TraceProblem> {
-        let tools: u32 = line.optional("tool_tokens", OUTPUT)?.unwrap_or(0);
-        let system: u32 = line.optional("system_tokens", OUTPUT)?.unwrap_or(0);
+        let tools = line.optional_tokens("tool_tokens", OUTPUT)?.unwrap_or(0);
+        let system = line.optional_tokens("system_tokens", OUTPUT)?.unwrap_or(0);
         if !self.shared_boilerplate {
             return Ok(None);
         }

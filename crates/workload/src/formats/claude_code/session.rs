@@ -97,12 +97,9 @@ impl Builder {
         if requests.is_empty() {
             return Ok(None);
         }
-        let done = parent.base
-            + entry
-                .optional_not_negative("t", TIME)?
-                .unwrap_or(parent.end - parent.base);
+        let done = parent.base + entry.optional_time("t", 1.0, TIME)?.unwrap_or(parent.end - parent.base);
         let expected = "the sub-agent's time in milliseconds, at least 0";
-        let duration = entry.optional_not_negative("duration_ms", expected)?.unwrap_or(0.0) / 1e3;
+        let duration = entry.optional_time("duration_ms", 1e-3, expected)?.unwrap_or(0.0) / 1e3;
         // Where `t` less the duration falls before the fork, `t` cannot be when it was done: then it is the start.
         let base = if done - duration >= parent.end - START_TOLERANCE_S {
             done - duration
@@ -122,17 +119,17 @@ impl Builder {
 
     /// Adds one request that waits for `before`. Returns what waits for it.
     fn request(&mut self, agent: u32, entry: &Object<'_>, before: &Fork) -> Result<Fork, TraceProblem> {
-        let time = match entry.optional_not_negative("t", TIME)? {
+        let time = match entry.optional_time("t", 1.0, TIME)? {
             Some(time) => before.base + time,
             None => entry.required("t", TIME)?,
         };
-        let think_time = entry.optional_not_negative("think_time", "the client's time in seconds, at least 0")?;
+        let think_time = entry.optional_time("think_time", 1.0, "the client's time in seconds, at least 0")?;
         let gap = match think_time {
             Some(think_time) if before.exact => think_time,
             _ => (time - before.end).max(0.0),
         };
-        let prompt_tokens = entry.required_positive("in", "a number of tokens, at least 1")?;
-        let output_tokens: u32 = entry.required("out", OUTPUT)?;
+        let prompt_tokens = entry.required_tokens("in", 1)?;
+        let output_tokens = entry.required_tokens("out", 0)?;
         let api_time = api_time(entry)?;
         let index = u32::try_from(self.turns.len()).expect("a line of bounded length has fewer requests");
         let content = self.content(agent, entry, prompt_tokens)?.into();
@@ -156,8 +153,7 @@ impl Builder {
 
     /// The content ids of a request's whole blocks.
     fn content(&mut self, agent: u32, entry: &Object<'_>, prompt_tokens: u32) -> Result<Vec<u64>, TraceProblem> {
-        let expected = "a list of block ids";
-        let ids: Vec<u64> = entry.required("hash_ids", expected)?;
+        let ids = entry.ids("hash_ids")?;
         let blocks = (prompt_tokens / self.block_size) as usize;
         if ids.len() != blocks {
             let expected = format!("{blocks} ids, one for each whole block of an `in` of {prompt_tokens}");
@@ -199,7 +195,7 @@ fn join(others: Option<Fork>, end: Fork, base: f64) -> Fork {
 fn seconds_per_token(requests: &[Object<'_>]) -> Result<f64, TraceProblem> {
     let (mut seconds, mut tokens) = (0.0, 0.0);
     for request in requests {
-        if let (Some(api_time), Some(out)) = (api_time(request)?, request.optional::<u32>("out", OUTPUT)?) {
+        if let (Some(api_time), Some(out)) = (api_time(request)?, request.optional_tokens("out", OUTPUT)?) {
             seconds += api_time;
             tokens += f64::from(out);
         }
@@ -208,5 +204,5 @@ fn seconds_per_token(requests: &[Object<'_>]) -> Result<f64, TraceProblem> {
 }
 
 fn api_time(request: &Object<'_>) -> Result<Option<f64>, TraceProblem> {
-    request.optional_not_negative("api_time", "the server's time in seconds, at least 0")
+    request.optional_time("api_time", 1.0, "the server's time in seconds, at least 0")
 }

@@ -174,10 +174,23 @@ fn broken_requests_name_their_field() {
         "line 1: field `requests[0].think_time` is `-0.5`, expected the client's time in seconds, at least 0",
     );
     check_error(
+        &[FIRST, &request("think_time", "1e12")],
+        "line 1: field `requests[1].think_time` is `1000000000000`, expected the client's time in seconds, at least 0, within a \
+         hundred years",
+    );
+    check_error(
+        &[FIRST, "7"],
+        "line 1: field `requests[1]` is `7`, expected an object that has each field once",
+    );
+    check_error(
+        &[&request("hash_ids", "[1, 2.5]")],
+        "line 1: field `requests[0].hash_ids[1]` is `2.5`, expected a block id, a whole number from 0",
+    );
+    check_error(
         &[&request("t", "null")],
         "line 1: field `requests[0].t` is missing, expected a time in seconds, at least 0",
     );
-    let far = "a time in seconds, at least 0";
+    let far = "a time in seconds, at least 0, within a hundred years";
     check_error(
         &[&request("t", "1e300")],
         &format!(
