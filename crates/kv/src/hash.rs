@@ -47,12 +47,27 @@ pub fn chain(parent: Option<BlockHash>, tokens: &[u32]) -> BlockHash {
 /// If `block_size` is 0.
 #[must_use]
 pub fn hash_blocks(tokens: &[u32], block_size: u32) -> Vec<BlockHash> {
+    let mut hashes = Vec::new();
+    extend_hashes(&mut hashes, tokens, block_size);
+    hashes
+}
+
+/// Hashes the whole blocks of `tokens` beyond those that `hashes` has already: what is left to do of a prompt whose
+/// beginning is known. `hashes` must be those of the first blocks of the same tokens.
+///
+/// # Panics
+/// If `block_size` is 0, or there are more hashes than whole blocks.
+pub fn extend_hashes(hashes: &mut Vec<BlockHash>, tokens: &[u32], block_size: u32) {
     assert!(block_size > 0, "a block holds at least one token");
-    let mut parent = None;
-    tokens
-        .chunks_exact(block_size as usize)
-        .map(|block| *parent.insert(chain(parent, block)))
-        .collect()
+    let hashed = hashes.len() * block_size as usize;
+    assert!(
+        hashed <= tokens.len(),
+        "`{hashed}` tokens are hashed already, expected at most the `{}` that there are",
+        tokens.len()
+    );
+    let mut parent = hashes.last().copied();
+    let blocks = tokens[hashed..].chunks_exact(block_size as usize);
+    hashes.extend(blocks.map(|block| *parent.insert(chain(parent, block))));
 }
 
 /// A map keyed by block hashes, in insertion order (`swap_remove` keeps removals constant-time and deterministic).
@@ -88,6 +103,19 @@ mod tests {
         assert_eq!(hashes.len(), 3, "the partial block has no hash");
         assert_ne!(hashes[0], hashes[2], "the same tokens elsewhere are another block");
         assert_eq!(hashes[1], chain(Some(hashes[0]), &[3, 4]));
+    }
+
+    #[test]
+    fn what_is_known_of_a_prompt_is_not_hashed_again() {
+        let tokens: Vec<u32> = (0..23).collect();
+        for block_size in [1, 2, 5, 16, 64] {
+            let whole = hash_blocks(&tokens, block_size);
+            for first in 0..=tokens.len() {
+                let mut hashes = hash_blocks(&tokens[..first], block_size);
+                extend_hashes(&mut hashes, &tokens, block_size);
+                assert_eq!(hashes, whole, "blocks of {block_size}, {first} tokens first");
+            }
+        }
     }
 
     /// Workers of different builds and platforms share KV by these hashes: they are a format.

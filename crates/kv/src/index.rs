@@ -16,6 +16,7 @@
 //! It does not know time, whether a worker lives, or what an overlap is worth.
 
 mod audit;
+mod neighbours;
 mod overlap;
 
 pub use audit::{IndexDump, IndexedBlock};
@@ -24,6 +25,7 @@ pub use overlap::Overlap;
 use crate::bits::Bits;
 use crate::{BlockHash, BlockMap, Tier};
 use homing_units::WorkerId;
+use neighbours::Neighbours;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -255,8 +257,9 @@ impl ResidencyIndex {
     /// These blocks were of use: makes those of them that are indexed the last to be forgotten.
     pub fn touch(&mut self, hashes: &[BlockHash]) {
         let newest = self.advance(hashes.len());
+        let mut walk = Neighbours::default();
         for (index, hash) in hashes.iter().enumerate() {
-            if let Some(slot) = self.names.get(hash).copied() {
+            if let Some(slot) = walk.find(self, *hash) {
                 self.touch_entry(slot, newest - index as u64);
             }
         }
@@ -269,9 +272,10 @@ impl ResidencyIndex {
         let mut above = parent.and_then(|parent| self.names.get(&parent).copied());
         // The last entry made: it stands in the order of leaves only if the next one does not hang below it.
         let mut made = None;
+        let mut walk = Neighbours::after(above);
         for (index, hash) in hashes.iter().enumerate() {
             let touched = newest - index as u64;
-            let slot = if let Some(slot) = self.names.get(hash).copied() {
+            let slot = if let Some(slot) = walk.find(self, *hash) {
                 self.touch_entry(slot, touched);
                 self.enqueue_made(made.take());
                 slot
@@ -280,6 +284,7 @@ impl ResidencyIndex {
                     break;
                 };
                 made = Some(slot);
+                walk = Neighbours::after(made);
                 slot
             };
             note(self, slot);

@@ -1,10 +1,11 @@
 //! Questions about a prompt: who holds how much of it from its first block on, how much of that is a family's own, and
 //! whose it is.
 //!
-//! One walk over the prompt's hashes carries the set of workers that hold everything so far. A block costs one look-up
-//! and an AND over the words of that set, so the fleet's size hardly matters; a worker costs something only where its
+//! One walk over the prompt's hashes carries the set of workers that hold everything so far. A block costs a step to the
+//! neighbouring entry, or a look-up where it is not there, and an AND over the words of that set, so the fleet's size hardly matters; a worker costs something only where its
 //! prefix ends.
 
+use super::neighbours::Neighbours;
 use super::{Entry, ResidencyIndex};
 use crate::BlockHash;
 use crate::bits::{Bits, numbers_of};
@@ -31,9 +32,10 @@ impl ResidencyIndex {
     #[must_use]
     pub fn overlap(&self, family: Option<u64>, hashes: &[BlockHash]) -> Vec<(WorkerId, Overlap)> {
         let mut walk = Walk::new(self.workers.len());
+        let mut neighbours = Neighbours::default();
         for hash in hashes {
-            let Some(slot) = self.names.get(hash) else { break };
-            let entry = self.entry(*slot);
+            let Some(slot) = neighbours.find(self, *hash) else { break };
+            let entry = self.entry(slot);
             if !walk.step(entry) {
                 break;
             }
