@@ -16,6 +16,7 @@
 
 mod attention;
 mod config;
+mod cuts;
 mod download;
 mod forward;
 mod gguf;
@@ -27,6 +28,8 @@ mod math;
 mod matrix;
 mod model;
 mod open;
+mod prompt_memory;
+mod prompt_tree;
 mod quants;
 #[cfg(test)]
 mod reference;
@@ -39,12 +42,14 @@ mod tokenizer;
 mod vocabulary;
 
 pub use config::{ModelConfig, RopeConfig};
+pub use cuts::Uncuttable;
 pub use download::DownloadError;
 pub use forward::{Chunk, ForwardError};
 pub use gguf_error::{GgufError, GgufProblem};
 pub use kv_store::{KvError, KvStore};
 pub use model::Model;
 pub use open::{Bundle, ModelSpec, OpenError, TINY_SEED, cached, default_cache_dir, open, open_vocabulary, resolve};
+pub use prompt_memory::{EncodedPrompt, Opening, PROMPT_MEMORY_BYTES, PromptMemory};
 pub use stream::StreamDecoder;
 pub use template::{CHATML, ChatInput, ChatTemplate, TemplateError};
 pub use tokenizer::{Cut, TokenKind, Tokenizer, TokenizerError, TokenizerParts};

@@ -3,6 +3,7 @@
 //! Encoding is the `tokenizers` crate's. Decoding is ours, on bytes: a token is a run of bytes, text is what these bytes
 //! say in UTF-8, and a stream can be cut after any token without ever showing half a character.
 
+use crate::cuts::{Cuts, Uncuttable};
 use crate::stream::StreamDecoder;
 use std::sync::Arc;
 use tokenizers::AddedToken;
@@ -41,12 +42,13 @@ struct Shared {
     bos: Option<u32>,
     /// Sorted.
     ends: Vec<u32>,
+    cuts: Result<Cuts, Uncuttable>,
 }
 
 /// A token's bytes, and whether it is a control token, which is no part of the text.
-struct Token {
-    bytes: Box<[u8]>,
-    control: bool,
+pub(crate) struct Token {
+    pub(crate) bytes: Box<[u8]>,
+    pub(crate) control: bool,
 }
 
 /// What a tokenizer is made of.
@@ -153,17 +155,29 @@ impl Tokenizer {
                 ends.push(id);
             }
         }
+        let bos = parts.bos;
+        Ok(Self::assemble(encoder(parts)?, tokens, bos, ends))
+    }
+
+    /// A tokenizer of an encoder and what its tokens stand for.
+    pub(crate) fn assemble(
+        encoder: tokenizers::Tokenizer,
+        tokens: Vec<Token>,
+        bos: Option<u32>,
+        mut ends: Vec<u32>,
+    ) -> Self {
         ends.sort_unstable();
         ends.dedup();
-        let bos = parts.bos;
-        Ok(Self {
+        let cuts = Cuts::of(&encoder);
+        Self {
             shared: Arc::new(Shared {
-                encoder: encoder(parts)?,
+                encoder,
                 tokens,
                 bos,
                 ends,
+                cuts,
             }),
-        })
+        }
     }
 
     /// The tokenizer of `tiny`: token `b` is byte `b`, then the special tokens.
@@ -192,6 +206,14 @@ impl Tokenizer {
             tokens.insert(0, bos);
         }
         tokens
+    }
+
+    /// Where texts may be cut.
+    ///
+    /// # Errors
+    /// Nowhere, and why.
+    pub(crate) fn cuts(&self) -> Result<&Cuts, Uncuttable> {
+        self.shared.cuts.as_ref().map_err(|reason| *reason)
     }
 
     /// The text of tokens. Control tokens are left out; bytes that are no UTF-8 become U+FFFD.

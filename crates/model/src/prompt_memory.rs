@@ -1,0 +1,208 @@
+//! The tokens and block hashes of a prompt that goes on from an earlier one, at the price of what is new.
+//!
+//! The prompt comes whole, as its template rendered it: a template may change earlier text when a turn is added. Its text
+//! is compared with those of earlier prompts, and only from the last kept cut before the first difference it is tokenised
+//! and hashed. What comes out is what tokenising and hashing the whole gives, for any tokenizer, by the argument of
+//! `cuts.rs` and the test of `prompt_memory_tests.rs`; tokenizers that it does not cover start at the beginning each time, and
+//! [`PromptMemory::why_cold`] says why.
+//!
+//! No session is named here: a prompt finds the longest beginning that is known, whoever brought it. Sub-agents, forks
+//! and a thousand sessions behind one system prompt share what they have in common.
+//!
+//! Memory: for each token about 4 bytes of text, 4 of the token and 16 / block size of the hash, 9 in all with blocks of
+//! 16, and 320 for each message or so. An idle session of 128K tokens that shares nothing takes about 1.3 MB, and all
+//! together never more than the bound that was set: the longest unused goes, and costs its session one cold prompt.
+
+use crate::cuts::{Cuts, Uncuttable};
+use crate::prompt_tree::{Known, Segment, Segmenter, Tree};
+use crate::tokenizer::Tokenizer;
+use homing_kv::{BlockHash, Prompt, extend_hashes};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a router remembers by default, in bytes: 200 idle sessions of 128K tokens or 1,600 of 16K that share nothing.
+pub const PROMPT_MEMORY_BYTES: usize = 256 << 20;
+
+/// Shortest segment that is kept apart, in bytes: a message of a few words is not worth a node of the tree.
+const SEGMENT_BYTES_MIN: usize = 256;
+
+/// How a prompt's tokens begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// With the text's own ([`Tokenizer::encode`]): chat templates write what begins a prompt themselves.
+    Text,
+    /// With the token that begins every prompt, where the model has one ([`Tokenizer::encode_prompt`]).
+    Bos,
+}
+
+/// A prompt's tokens and their blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedPrompt {
+    /// The tokens.
+    pub tokens: Arc<[u32]>,
+    /// The hashes of their whole blocks.
+    pub prompt: Prompt,
+    /// Of the tokens, how many at the beginning were known and not computed again.
+    pub known_tokens: usize,
+}
+
+/// Earlier prompts of one tokenizer and block size.
+pub struct PromptMemory {
+    tokenizer: Tokenizer,
+    block_size: u32,
+    segmenter: Segmenter,
+    tree: Mutex<Tree>,
+}
+
+impl PromptMemory {
+    /// An empty memory that holds at most so many bytes.
+    ///
+    /// # Panics
+    /// If `block_size` is 0.
+    #[must_use]
+    pub fn new(tokenizer: Tokenizer, block_size: u32, bytes_max: usize) -> Self {
+        let bytes_min = SEGMENT_BYTES_MIN;
+        Self::with_segments(tokenizer, block_size, Segmenter { bytes_min }, bytes_max)
+    }
+
+    fn with_segments(tokenizer: Tokenizer, block_size: u32, segmenter: Segmenter, bytes_max: usize) -> Self {
+        assert!(block_size > 0, "a block holds at least one token");
+        Self {
+            tokenizer,
+            block_size,
+            segmenter,
+            // One root for each opening: with another first token everything after it has another hash.
+            tree: Mutex::new(Tree::new(2, segmenter, bytes_max)),
+        }
+    }
+
+    /// Why each prompt is tokenised from its beginning, if it is.
+    #[must_use]
+    pub fn why_cold(&self) -> Option<Uncuttable> {
+        self.tokenizer.cuts().err()
+    }
+
+    /// Bytes that are held now.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.tree().bytes()
+    }
+
+    /// The tokens and blocks of a text, from what is known of it and what is not; it is known from now on.
+    #[must_use]
+    pub fn encode(&self, text: &str, opening: Opening) -> EncodedPrompt {
+        let Ok(cuts) = self.tokenizer.cuts() else {
+            return self.encode_cold(text, opening);
+        };
+        let root = Tree::root(match opening {
+            Opening::Text => 0,
+            Opening::Bos => 1,
+        });
+        let known = self.tree().follow(root, text, cuts);
+        let mut work = Work::begin(self, text, &known);
+        let known_tokens = work.tokens.len();
+        let mut segments = Vec::new();
+        while let Some(segment) = work.segment(self, cuts, opening) {
+            if segment.tokens.len() <= 1 && known.length == 0 && segments.is_empty() {
+                // A text of no tokens: whether the opening is put before it hangs on what follows.
+                return self.encode_cold(text, opening);
+            }
+            segments.push(segment);
+        }
+        work.finish(self, opening);
+        // The lock is not held while texts are tokenised: what another request forgot meanwhile is not grown upon.
+        if !segments.is_empty() {
+            self.tree().grow(known.place, segments);
+        }
+        work.encoded(self.block_size, known_tokens)
+    }
+
+    /// The same from nothing, leaving nothing behind.
+    #[must_use]
+    pub fn encode_cold(&self, text: &str, opening: Opening) -> EncodedPrompt {
+        let tokens = self.tokens(text, opening);
+        EncodedPrompt {
+            prompt: Prompt::of_tokens(&tokens, self.block_size),
+            tokens: tokens.into(),
+            known_tokens: 0,
+        }
+    }
+
+    fn tokens(&self, text: &str, opening: Opening) -> Vec<u32> {
+        match opening {
+            Opening::Text => self.tokenizer.encode(text),
+            Opening::Bos => self.tokenizer.encode_prompt(text),
+        }
+    }
+
+    fn tree(&self) -> MutexGuard<'_, Tree> {
+        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A prompt that is being put together.
+struct Work<'text> {
+    text: &'text str,
+    /// Bytes of the text that have tokens.
+    done: usize,
+    tokens: Vec<u32>,
+    hashes: Vec<BlockHash>,
+}
+
+/// Bytes a token at least has, for the size of what is allocated at once.
+const TOKEN_BYTES: usize = 3;
+
+impl<'text> Work<'text> {
+    fn begin(memory: &PromptMemory, text: &'text str, known: &Known) -> Self {
+        let tokens: usize = known.segments.iter().map(|segment| segment.tokens.len()).sum();
+        let expected = tokens + (text.len() - known.length) / TOKEN_BYTES + 1;
+        let mut work = Self {
+            text,
+            done: known.length,
+            tokens: Vec::with_capacity(expected),
+            hashes: Vec::with_capacity(expected / memory.block_size as usize),
+        };
+        for segment in &known.segments {
+            work.tokens.extend_from_slice(&segment.tokens);
+            work.hashes.extend_from_slice(&segment.hashes);
+        }
+        work
+    }
+
+    /// Tokenises and hashes up to the next cut.
+    fn segment(&mut self, memory: &PromptMemory, cuts: &Cuts, opening: Opening) -> Option<Segment> {
+        let cut = memory.segmenter.next(self.text, self.done, cuts)?;
+        let (from, tokens, hashes) = (self.done, self.tokens.len(), self.hashes.len());
+        self.advance(memory, cut.at, opening);
+        Some(Segment::new(
+            &self.text[from..cut.end],
+            cut.at - from,
+            &self.tokens[tokens..],
+            &self.hashes[hashes..],
+        ))
+    }
+
+    /// Tokenises and hashes what is left.
+    fn finish(&mut self, memory: &PromptMemory, opening: Opening) {
+        self.advance(memory, self.text.len(), opening);
+    }
+
+    fn advance(&mut self, memory: &PromptMemory, to: usize, opening: Opening) {
+        let opening = if self.done == 0 { opening } else { Opening::Text };
+        self.tokens.extend(memory.tokens(&self.text[self.done..to], opening));
+        extend_hashes(&mut self.hashes, &self.tokens, memory.block_size);
+        self.done = to;
+    }
+
+    fn encoded(self, block_size: u32, known_tokens: usize) -> EncodedPrompt {
+        let length = u32::try_from(self.tokens.len()).expect("a prompt is shorter than 2^32 tokens");
+        EncodedPrompt {
+            prompt: Prompt::new(self.hashes, length, block_size),
+            tokens: self.tokens.into(),
+            known_tokens,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "prompt_memory_tests.rs"]
+mod tests;
