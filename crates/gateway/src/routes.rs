@@ -49,6 +49,7 @@ pub(crate) fn routes(shell: Arc<Shell>, body_bytes: usize) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses))
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
         .route("/tokenize", post(tokenize))
@@ -84,6 +85,10 @@ async fn chat(State(shell): Shared, headers: HeaderMap, Payload(body): Payload) 
 
 async fn completions(State(shell): Shared, headers: HeaderMap, Payload(body): Payload) -> Result<Response, Rejection> {
     generate(shell, Dialect::Completions, headers, body).await
+}
+
+async fn responses(State(shell): Shared, headers: HeaderMap, Payload(body): Payload) -> Result<Response, Rejection> {
+    generate(shell, Dialect::Responses, headers, body).await
 }
 
 /// A turn. A client that hangs up drops this handler or the body that it returned; the flight sees either.

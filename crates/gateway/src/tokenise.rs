@@ -170,7 +170,7 @@ fn template_error(error: &TemplateError) -> ApiError {
 }
 
 /// Seconds since 1970, which a template may print.
-fn unix_seconds() -> u64 {
+pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())

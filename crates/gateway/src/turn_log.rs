@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct TurnLog {
     /// The request, as in `x-request-id`.
     pub request: String,
-    /// What the client speaks: `chat`, `completions`, `messages`.
+    /// What the client speaks: `chat`, `completions`, `messages`, `responses`.
     pub api: &'static str,
     /// The session: as the client names it, else as the router does. Empty where no plan was made.
     pub session: String,

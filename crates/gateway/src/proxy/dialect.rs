@@ -5,8 +5,9 @@
 //! nor say the tokens that they make, without which a turn could not be moved, continued or accounted for.
 
 use super::legs::Endpoint;
-use homing_wire::anthropic;
 use homing_wire::openai::{ApiError, Body};
+use homing_wire::responses::Echo;
+use homing_wire::{anthropic, responses};
 
 /// What a client speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,13 +18,15 @@ pub(crate) enum Dialect {
     Completions,
     /// Anthropic's `/v1/messages`
     Messages,
+    /// OpenAI's `/v1/responses`
+    Responses,
 }
 
 impl Dialect {
     /// Where its requests go.
     pub(crate) const fn endpoint(self) -> Endpoint {
         match self {
-            Self::Chat | Self::Messages => Endpoint::Chat,
+            Self::Chat | Self::Messages | Self::Responses => Endpoint::Chat,
             Self::Completions => Endpoint::Completions,
         }
     }
@@ -34,6 +37,7 @@ impl Dialect {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Messages => "messages",
+            Self::Responses => "responses",
         }
     }
 
@@ -41,18 +45,19 @@ impl Dialect {
     pub(crate) const fn is_translated(self) -> bool {
         match self {
             Self::Chat | Self::Completions => false,
-            Self::Messages => true,
+            Self::Messages | Self::Responses => true,
         }
     }
 
-    /// A request in the engine's dialect.
+    /// A request in the engine's dialect, and what of it the answer repeats.
     ///
     /// # Errors
     /// A member is wrong or cannot be translated.
-    pub(crate) fn to_engine(self, body: Body) -> Result<Body, ApiError> {
+    pub(crate) fn to_engine(self, body: Body) -> Result<(Body, Echo), ApiError> {
         match self {
-            Self::Chat | Self::Completions => Ok(body),
-            Self::Messages => anthropic::to_chat(&body),
+            Self::Chat | Self::Completions => Ok((body, Echo::default())),
+            Self::Messages => Ok((anthropic::to_chat(&body)?, Echo::default())),
+            Self::Responses => responses::to_chat(&body),
         }
     }
 }

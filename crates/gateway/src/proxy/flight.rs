@@ -427,7 +427,8 @@ impl Flight {
     fn reject(&mut self, rejection: &Rejection) {
         self.drop_legs();
         if self.client.is_streaming() {
-            self.client.push(self.voice.error_event(rejection));
+            let event = self.voice.error_event(rejection);
+            self.client.push(event);
         } else {
             self.client
                 .answer(Head::Rejected(self.route_headers(), rejection.clone()));

@@ -8,7 +8,7 @@ use super::session::{SessionName, session_of};
 use crate::error::Rejection;
 use crate::shell::Shell;
 use crate::tails::{OPENING_TOKENS, Tails};
-use crate::tokenise::{Text, encode};
+use crate::tokenise::{Text, encode, unix_seconds};
 use bytes::Bytes;
 use homing_kv::Prompt;
 use homing_model::Vocabulary;
@@ -16,6 +16,7 @@ use homing_router::event::{Compared, Leg, LegId, Turn};
 use homing_units::{Instant, RequestId};
 use homing_wire::anthropic;
 use homing_wire::openai::{AnswerEdit, ApiError, Body, ChatRequest, CompletionRequest, GenerationParams, PromptInput};
+use homing_wire::responses::Echo;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use std::sync::Arc;
 
@@ -40,6 +41,10 @@ pub(crate) struct TurnRequest {
     pub(crate) received: Instant,
     pub(crate) dialect: Dialect,
     pub(crate) body: Arc<Body>,
+    /// What of the client's own request its answer repeats.
+    pub(crate) echo: Echo,
+    /// When it came, in seconds since 1970.
+    pub(crate) created: u64,
     pub(crate) model: String,
     pub(crate) session: SessionName,
     pub(crate) tokens: Arc<[u32]>,
@@ -63,6 +68,7 @@ pub(crate) struct TurnRequest {
 /// What is known of a request before its tokens are.
 struct Parsed {
     body: Body,
+    echo: Echo,
     session: SessionName,
     params: GenerationParams,
     text: Text,
@@ -131,6 +137,7 @@ impl TurnRequest {
         let parse = move || parse(dialect, &headers, &bytes, vocabulary.as_deref(), &compared_by);
         let Parsed {
             body,
+            echo,
             session,
             params,
             text,
@@ -164,6 +171,8 @@ impl TurnRequest {
             blocker: blocker(&body, shell.fleet.parses_output()),
             renders_specially: renders_specially(&body),
             body: Arc::new(body),
+            echo,
+            created: unix_seconds(),
             model,
             session,
             prompt,
@@ -249,7 +258,7 @@ fn parse(
 ) -> Result<Parsed, ApiError> {
     let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
     let session = session_of(headers, &body)?;
-    let body = dialect.to_engine(body)?;
+    let (body, echo) = dialect.to_engine(body)?;
     let (params, text) = text_of(dialect.endpoint(), &body)?;
     let tokens = match (&text, vocabulary) {
         (Text::Tokens(tokens), _) => Some(tokens.clone()),
@@ -259,6 +268,7 @@ fn parse(
     let tokenised = tokens.map(|tokens| Tokenised::new(tokens, comparison)).transpose()?;
     Ok(Parsed {
         body,
+        echo,
         session,
         params,
         text,

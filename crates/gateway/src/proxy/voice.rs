@@ -9,6 +9,7 @@ use crate::error::Rejection;
 use bytes::Bytes;
 use homing_wire::anthropic::{self, MessageStream};
 use homing_wire::openai::AnswerParts;
+use homing_wire::responses::{Echo, ResponseStream};
 use homing_wire::sse;
 
 /// The form of one answer.
@@ -20,6 +21,9 @@ pub(crate) struct Voice {
     name: String,
     model: String,
     prompt_tokens: u32,
+    /// When the request came, in seconds since 1970.
+    created: u64,
+    echo: Echo,
     answer: Answer,
 }
 
@@ -31,6 +35,7 @@ enum Answer {
     /// Chunks are put together.
     Whole(Whole),
     Message(Box<MessageStream>),
+    Response(Box<ResponseStream>),
 }
 
 impl Voice {
@@ -41,6 +46,8 @@ impl Voice {
             name: request.name.clone(),
             model: request.model.clone(),
             prompt_tokens: request.prompt.tokens,
+            created: request.created,
+            echo: request.echo.clone(),
             answer: Answer::Chunks,
         };
         voice.begin_anew();
@@ -55,6 +62,11 @@ impl Voice {
             Dialect::Messages => {
                 let id = format!("msg_{}", self.name.replace('-', "_"));
                 Answer::Message(Box::new(MessageStream::new(&id, &self.model)))
+            }
+            Dialect::Responses => {
+                let name = self.name.replace('-', "_");
+                let response = ResponseStream::new(&name, &self.model, self.created, self.echo.clone());
+                Answer::Response(Box::new(response))
             }
         };
     }
@@ -83,6 +95,7 @@ impl Voice {
                 Bytes::new()
             }
             Answer::Message(message) => message.take(&parts(chunk)?)?,
+            Answer::Response(response) => response.take(&parts(chunk)?)?,
         };
         Ok(if self.stream { said } else { Bytes::new() })
     }
@@ -94,14 +107,17 @@ impl Voice {
             Answer::Whole(whole) => std::mem::replace(whole, Whole::new(self.dialect.endpoint())).finish(),
             Answer::Message(message) if self.stream => message.finish(),
             Answer::Message(message) => message.whole(),
+            Answer::Response(response) if self.stream => response.finish(),
+            Answer::Response(response) => response.whole(),
         }
     }
 
     /// The event that ends a stream with an error.
-    pub(crate) fn error_event(&self, rejection: &Rejection) -> Bytes {
-        match &self.answer {
+    pub(crate) fn error_event(&mut self, rejection: &Rejection) -> Bytes {
+        match &mut self.answer {
             Answer::Chunks | Answer::Whole(_) => rejection.event(),
             Answer::Message(_) => anthropic::error_event(&rejection.error, &self.name),
+            Answer::Response(response) => response.fail(&rejection.error),
         }
     }
 }

@@ -7,6 +7,7 @@ mod inputs;
 mod life;
 mod messages;
 mod proxy;
+mod responses;
 mod sessions;
 mod support;
 mod workers;
