@@ -1,47 +1,52 @@
 //! A set of small numbers as a bitmap: who holds a block, and which blocks a worker holds.
 //!
-//! Four words lie inline, so a set of worker numbers below 256 costs no allocation and one cache line; more spill to
-//! the heap. Words beyond the end count as zero, so sets of different lengths combine.
+//! Only the words from the first to the last that were ever needed are kept, two of them inline: most blocks are held by one
+//! worker or by a few, and then neither the number of workers nor a worker's own number costs an allocation. Words beyond
+//! either end count as zero, so sets of different lengths combine.
 
 use smallvec::SmallVec;
 
 /// Words of 64 numbers that lie inline.
-const INLINE_WORDS: usize = 4;
+const INLINE_WORDS: usize = 2;
 
 /// A set of small numbers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bits {
+    /// The index of the first of the words.
+    first: u32,
     words: SmallVec<[u64; INLINE_WORDS]>,
 }
 
 impl Bits {
     /// The set that has the numbers of both.
     pub(crate) fn union(&self, other: &Self) -> Self {
-        let length = self.words.len().max(other.words.len());
-        Self {
-            words: (0..length).map(|index| self.word(index) | other.word(index)).collect(),
+        let (longer, shorter) = if self.words.len() < other.words.len() {
+            (other, self)
+        } else {
+            (self, other)
+        };
+        let mut union = longer.clone();
+        for (index, word) in shorter.word_range().zip(&shorter.words) {
+            if *word != 0 {
+                *union.reach(index) |= word;
+            }
         }
+        union
     }
 
     /// Adds a number; whether it was missing.
     pub(crate) fn insert(&mut self, number: u32) -> bool {
         let (index, bit) = place(number);
-        if index >= self.words.len() {
-            self.words.resize(index + 1, 0);
-        }
-        let added = self.words[index] & bit == 0;
-        self.words[index] |= bit;
+        let word = self.reach(index);
+        let added = *word & bit == 0;
+        *word |= bit;
         added
     }
 
     /// Takes a number out; whether it was there.
     pub(crate) fn remove(&mut self, number: u32) -> bool {
         let (index, bit) = place(number);
-        let removed = self.word(index) & bit != 0;
-        if removed {
-            self.words[index] &= !bit;
-        }
-        removed
+        self.keep(index, !bit) != 0
     }
 
     pub(crate) fn contains(&self, number: u32) -> bool {
@@ -53,31 +58,61 @@ impl Bits {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// How many words there are; all further ones are zero.
-    pub(crate) fn len_words(&self) -> usize {
-        self.words.len()
+    /// The indices of the words that may have numbers; all others are zero.
+    pub(crate) fn word_range(&self) -> std::ops::Range<usize> {
+        let first = self.first as usize;
+        first..first + self.words.len()
     }
 
     /// The numbers from `64 * index` on, the least in the lowest bit.
     pub(crate) fn word(&self, index: usize) -> u64 {
-        self.words.get(index).copied().unwrap_or(0)
+        let place = index.checked_sub(self.first as usize);
+        place.and_then(|place| self.words.get(place)).copied().unwrap_or(0)
     }
 
     /// Keeps of the word's numbers those whose bit is set in `mask`, and returns those that went.
     pub(crate) fn keep(&mut self, index: usize, mask: u64) -> u64 {
         let lost = self.word(index) & !mask;
         if lost != 0 {
-            self.words[index] &= mask;
+            self.words[index - self.first as usize] &= mask;
         }
         lost
     }
 
     /// The numbers, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
-        self.words
-            .iter()
-            .enumerate()
+        self.word_range()
+            .zip(&self.words)
             .flat_map(|(index, word)| numbers_of(index, *word))
+    }
+
+    /// Drops the words without numbers at both ends.
+    pub(crate) fn trim(&mut self) {
+        while self.words.last() == Some(&0) {
+            self.words.pop();
+        }
+        let zeros = self.words.iter().take_while(|word| **word == 0).count();
+        self.words.drain(..zeros);
+        self.first += to_u32(zeros);
+    }
+
+    /// The word of this index, made where it is missing.
+    fn reach(&mut self, index: usize) -> &mut u64 {
+        let wanted = to_u32(index);
+        if self.words.is_empty() {
+            self.first = wanted;
+        }
+        if wanted < self.first {
+            // At least as many again as there are, so that a set that grows downwards is moved a few times only.
+            let missing = (self.first - wanted).max(self.first.min(to_u32(self.words.len())));
+            self.words.insert_many(0, std::iter::repeat_n(0, missing as usize));
+            self.first -= missing;
+        }
+        let place = (wanted - self.first) as usize;
+        if place >= self.words.len() {
+            self.words.resize(place + 1, 0);
+        }
+        &mut self.words[place]
     }
 }
 
@@ -91,6 +126,10 @@ pub(crate) fn numbers_of(index: usize, mut word: u64) -> impl Iterator<Item = u3
     })
 }
 
+fn to_u32(count: usize) -> u32 {
+    u32::try_from(count).expect("numbers are u32")
+}
+
 fn place(number: u32) -> (usize, u64) {
     (number as usize / 64, 1 << (number % 64))
 }
@@ -98,6 +137,31 @@ fn place(number: u32) -> (usize, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn a_set_is_a_set(operations in prop::collection::vec((any::<bool>(), 0_u32..700), 0..60), others in prop::collection::btree_set(0_u32..700, 0..9)) {
+            let (mut set, mut model) = (Bits::default(), BTreeSet::new());
+            for (inserts, number) in operations {
+                if inserts {
+                    prop_assert_eq!(set.insert(number), model.insert(number));
+                } else {
+                    prop_assert_eq!(set.remove(number), model.remove(&number));
+                    set.trim();
+                }
+                prop_assert_eq!(set.contains(number), model.contains(&number));
+                prop_assert_eq!(set.is_empty(), model.is_empty());
+            }
+            prop_assert!(set.iter().eq(model.iter().copied()));
+            let mut other = Bits::default();
+            others.iter().for_each(|number| { other.insert(*number); });
+            for union in [set.union(&other), other.union(&set)] {
+                prop_assert!(union.iter().eq(model.union(&others).copied()));
+            }
+        }
+    }
 
     #[test]
     fn a_set_keeps_what_was_put_in_across_words_and_the_heap() {

@@ -9,9 +9,9 @@
 //! believe a worker to hold less than it does. An entry is kept while a worker holds it, a family owns it, it is base
 //! content, or an entry hangs below it. Owners are bounded by [`MAX_OWNERS`] a block, workers by [`MAX_WORKERS`].
 //!
-//! Memory: 176 bytes for an entry, about 50 for its name, 1 bit for each worker (in the workers' maps), about 10 for
-//! each family that owns it: 270 bytes a block in a fleet of 256 workers, 270 MB for a million blocks. With more than
-//! 256 workers the holders of a block spill to the heap.
+//! Memory: 160 bytes for an entry, about 50 for its name, 1 bit for each worker (in the workers' maps), about 10 for
+//! each family that owns it: 250 bytes a block in a fleet of 256 workers, 250 MB for a million blocks. The holders of a
+//! block spill to the heap only where their numbers lie far apart.
 //!
 //! It does not know time, whether a worker lives, or what an overlap is worth.
 
@@ -76,7 +76,7 @@ struct Entry {
 }
 
 // The memory that the header promises.
-const _: () = assert!(size_of::<Option<Entry>>() <= 176);
+const _: () = assert!(size_of::<Option<Entry>>() <= 160);
 
 #[derive(Clone, Debug)]
 struct WorkerEntry {

@@ -114,6 +114,12 @@ impl Fleet {
         self.workers.remove(&id).is_some()
     }
 
+    /// Whether one of these workers takes and decodes so many tokens; mostly the first that is looked at.
+    pub(crate) fn any_decodes(&self, tokens: u64, of: impl Fn(&Worker) -> bool) -> bool {
+        self.iter()
+            .any(|worker| worker.info.role.decodes() && tokens <= u64::from(worker.context_limit()) && of(worker))
+    }
+
     /// The longest prompt and output that one of these workers takes and decodes, in tokens.
     pub(crate) fn longest_context(&self, of: impl Fn(&Worker) -> bool) -> Option<u32> {
         let decoders = self.iter().filter(|worker| worker.info.role.decodes() && of(worker));

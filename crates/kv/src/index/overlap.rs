@@ -34,7 +34,9 @@ impl ResidencyIndex {
         let mut walk = Walk::new(self.workers.len());
         let mut neighbours = Neighbours::default();
         for hash in hashes {
-            let Some(slot) = neighbours.find(self, *hash) else { break };
+            let Some(slot) = neighbours.find(self, *hash) else {
+                break;
+            };
             let entry = self.entry(slot);
             if !walk.step(entry) {
                 break;
@@ -93,8 +95,8 @@ impl Walk {
             self.usable = entry.gpu.union(&entry.host);
             self.resident = entry.gpu.clone();
         }
-        let mut any = 0;
-        for index in 0..self.usable.len_words() {
+        let (mut any, mut any_lost) = (0, 0);
+        for index in self.usable.word_range() {
             let gpu = entry.gpu.word(index);
             let lost_resident = self.resident.keep(index, gpu);
             for number in numbers_of(index, lost_resident) {
@@ -105,6 +107,10 @@ impl Walk {
                 self.ended.push((number, self.overlap_of(number)));
             }
             any |= self.usable.word(index);
+            any_lost |= lost;
+        }
+        if any_lost != 0 {
+            self.usable.trim();
         }
         if any != 0 {
             self.depth += 1;

@@ -2,7 +2,7 @@
 
 use super::Router;
 use crate::action::WorkerState;
-use crate::admission::Denied;
+use crate::admission::{Account, Denied};
 use crate::event::Role;
 use crate::fleet::Worker;
 use crate::handoff::Request;
@@ -89,13 +89,14 @@ impl Router {
         let homed = self.sessions.homed(info.id);
         let load = worker.load.map(|(_, load)| load);
         let lacks = request.prompt.tokens - held_tokens;
-        let [denies_alone, denies_seed, denies_prefill] = self.denials(worker, request, lacks);
+        let account = self.ledger.account(info.id);
+        let [denies_alone, denies_seed, denies_prefill] = self.denials(worker, &account, request, lacks);
         WorkerView {
             id: info.id,
             role: info.role,
             transfers: info.transfers,
             kv_tokens: info.kv_tokens,
-            account: self.ledger.account(info.id),
+            account,
             running: load.map_or(0, |load| load.running),
             waiting: load.map_or(0, |load| load.waiting),
             transfer_queue: load.map_or(0, |load| load.transfer_queue),
@@ -115,10 +116,9 @@ impl Router {
     }
 
     /// Why a worker cannot take the turn alone, with KV from elsewhere, and for another. `lacks` is what it would prefill.
-    fn denials(&self, worker: &Worker, request: &Request, lacks: u32) -> [Option<Denied>; 3] {
+    fn denials(&self, worker: &Worker, account: &Account, request: &Request, lacks: u32) -> [Option<Denied>; 3] {
         let (role, limits) = (worker.info.role, &self.config.limits);
-        let account = self.ledger.account(worker.info.id);
-        if let Some(denied) = self.denies_all(worker, request) {
+        if let Some(denied) = self.denies_all(worker, account, request) {
             return [Some(denied); 3];
         }
         let unable = |able: bool| (!able).then_some(Denied::Unable);
@@ -127,7 +127,7 @@ impl Router {
             let decodes = unable(role.decodes());
             return [decodes, decodes.or(transfers), unable(role.prefills()).or(transfers)];
         }
-        let decode = || unable(role.decodes()).or_else(|| self.denies_decode(worker, request));
+        let decode = || unable(role.decodes()).or_else(|| self.denies_decode(worker, account, request));
         let append = || {
             (role == Role::Decode)
                 .then(|| account.denies_append(lacks, limits))
@@ -144,10 +144,8 @@ impl Router {
     }
 
     /// Why a worker takes no leg of this request.
-    fn denies_all(&self, worker: &Worker, request: &Request) -> Option<Denied> {
-        let trial = || {
-            worker.is_on_trial() && self.ledger.account(worker.info.id).requests >= self.config.limits.trial_requests
-        };
+    fn denies_all(&self, worker: &Worker, account: &Account, request: &Request) -> Option<Denied> {
+        let trial = || worker.is_on_trial() && account.requests >= self.config.limits.trial_requests;
         let needed = self.needed_tokens(request.prompt.tokens, request.max_output_tokens);
         let checks: [(bool, Denied); 5] = [
             (worker.state() == WorkerState::Dead, Denied::Dead),
@@ -161,9 +159,8 @@ impl Router {
     }
 
     /// Why a worker has no room to decode this request, whatever its KV comes from.
-    fn denies_decode(&self, worker: &Worker, request: &Request) -> Option<Denied> {
+    fn denies_decode(&self, worker: &Worker, account: &Account, request: &Request) -> Option<Denied> {
         let (id, kv_tokens, limits) = (worker.info.id, worker.info.kv_tokens, &self.config.limits);
-        let account = self.ledger.account(id);
         let output_tokens = self.output_tokens(request.max_output_tokens);
         let whole = u64::from(request.prompt.tokens) + u64::from(output_tokens);
         // What runs there may share much of the prompt; that is looked at only where it matters.

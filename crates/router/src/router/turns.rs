@@ -75,6 +75,9 @@ impl Router {
     /// alive or may be soon.
     fn hopeless(&self, needed_tokens: u64) -> Option<RouteError> {
         let dead = |worker: &Worker| worker.state() == WorkerState::Dead;
+        if self.fleet.any_decodes(needed_tokens, |worker| !dead(worker)) {
+            return None;
+        }
         let Some(limit) = self.fleet.longest_context(|_| true) else {
             return Some(RouteError::NoWorker);
         };
