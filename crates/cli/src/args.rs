@@ -206,6 +206,7 @@ impl WorkloadArgs {
 
 /// `homing sim`
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct Sim {
     /// Feed a recording through the core instead, and compare its actions.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "cluster", "record"])]
@@ -225,6 +226,7 @@ pub struct Sim {
 
 /// `homing replay`
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct Replay {
     #[command(flatten)]
     pub workload: WorkloadArgs,

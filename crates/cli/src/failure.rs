@@ -54,12 +54,10 @@ pub fn usage_exit(error: &clap::Error) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// An error in one line: its lines up to the usage that the parser adds, or the whole of another's.
+/// An error in one line: its lines up to the usage and the pointer to help that the parser adds, or the whole of another's.
 fn one_line(text: &str) -> String {
-    let said = text
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.starts_with("Usage:"));
+    let of_parser = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information, try");
+    let said = text.lines().map(str::trim).take_while(|line| !of_parser(line));
     said.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
@@ -81,6 +79,8 @@ mod tests {
     fn an_error_is_one_line() {
         let said = "error: invalid value 'x'\n  [possible values: a, b]\n\nUsage: homing sim [OPTIONS]\n\nFor more";
         assert_eq!(one_line(said), "error: invalid value 'x' [possible values: a, b]");
+        let said = "error: invalid value '0'\n\nFor more information, try '--help'.\n";
+        assert_eq!(one_line(said), "error: invalid value '0'");
     }
 
     #[test]

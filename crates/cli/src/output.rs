@@ -178,7 +178,11 @@ impl OutFile {
             Some((partial, place)) => partial.keep(&place),
             None => Ok(()),
         });
-        written.with_context(|| format!("`{}` cannot be written", named.display()))
+        match written {
+            // A pipe, whose reader has read what it wanted.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(ReaderGone.into()),
+            written => written.with_context(|| format!("`{}` cannot be written", named.display())),
+        }
     }
 }
 
@@ -208,6 +212,9 @@ impl OutFolder {
             Err(error) if error.kind() == ErrorKind::NotFound => false,
             Err(error) => return Err(wrong(&error.to_string())),
         };
+        if !exists && leads_nowhere(out) {
+            return Err(wrong("is or lies in a link that leads nowhere, expected a new folder"));
+        }
         let name = match out.file_name() {
             Some(name) => name.to_owned(),
             None if exists => OsString::from("run"),
@@ -266,6 +273,11 @@ pub fn folder_of(file: &Path) -> &Path {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
+}
+
+/// Whether the path or one above it is a link to nothing.
+fn leads_nowhere(path: &Path) -> bool {
+    path.ancestors().any(|path| path.is_symlink() && !path.exists())
 }
 
 /// The nearest folder above a path that exists.
@@ -374,6 +386,10 @@ mod tests {
         check(folder_at(file.join("below/that")), "is or lies in a file");
         check(folder_at(PathBuf::new()), "no name");
         check(folder_at(PathBuf::from("/")), "is not empty");
-        assert_eq!(names(folder.path()), ["file", "full"]);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("nothing", &link).expect("a link");
+        check(folder_at(link.clone()), "leads nowhere");
+        check(folder_at(link.join("below")), "leads nowhere");
+        assert_eq!(names(folder.path()), ["file", "full", "link"]);
     }
 }

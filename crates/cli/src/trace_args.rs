@@ -39,6 +39,7 @@ pub struct Reading {
 
 /// `homing trace stats`
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct Stats {
     /// A trace file or a generator.
     #[arg(value_name = "TRACE")]
@@ -52,6 +53,7 @@ pub struct Stats {
 
 /// `homing trace convert`
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct Convert {
     /// A trace file or a generator.
     #[arg(value_name = "TRACE")]
@@ -64,6 +66,7 @@ pub struct Convert {
 
 /// `homing trace generate`
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct Generate {
     /// A generator such as `gen:agent:sessions=60`.
     #[arg(value_name = "GENERATOR")]

@@ -26,15 +26,25 @@ pub fn open_with(name: &str, seed: u64, options: &ReadOptions) -> Result<Trace> 
     read_trace_with(&label, input, options).map_err(|error| wrong(&error))
 }
 
-/// The file's bytes, unpacked where its name says that it is packed.
+/// The file's bytes, unpacked where its name or its first bytes say that it is packed.
 fn decompressed(path: &Path) -> std::io::Result<Box<dyn BufRead>> {
-    let file = BufReader::with_capacity(1 << 20, File::open(path)?);
-    Ok(match path.extension().and_then(|extension| extension.to_str()) {
-        Some("zst") => Box::new(BufReader::with_capacity(1 << 20, zstd::Decoder::with_buffer(file)?)),
-        Some("gz") => Box::new(BufReader::with_capacity(
-            1 << 20,
+    const BUFFER: usize = 1 << 20;
+    let mut file = BufReader::with_capacity(BUFFER, File::open(path)?);
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    let first = file.fill_buf()?;
+    Ok(if extension == Some("zst") || first.starts_with(ZSTD) {
+        Box::new(BufReader::with_capacity(BUFFER, zstd::Decoder::with_buffer(file)?))
+    } else if extension == Some("gz") || first.starts_with(GZIP) {
+        Box::new(BufReader::with_capacity(
+            BUFFER,
             flate2::bufread::MultiGzDecoder::new(file),
-        )),
-        _ => Box::new(file),
+        ))
+    } else {
+        Box::new(file)
     })
 }
+
+/// How every zstd frame begins.
+const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+/// How every gzip member begins.
+const GZIP: &[u8] = &[0x1f, 0x8b];

@@ -74,6 +74,11 @@ fn summary_file(run: &Path) -> Result<PathBuf> {
     if run.is_file() {
         return Ok(run.to_owned());
     }
+    if run.exists() && !run.is_dir() {
+        return Err(Usage::error(format_args!(
+            "`{shown}` is neither a folder nor a file, expected a run's folder or its `{SUMMARY}`"
+        )));
+    }
     if !run.is_dir() {
         let hint = nearest_sibling(run)
             .map(|name| format!("; did you mean `{name}`?"))

@@ -90,6 +90,16 @@ pub enum ReplayError {
     /// Recorded starts were asked for, and the trace has none.
     #[error("trace `{0}` has no start times, expected a rate or a number of live sessions")]
     NoTimes(String),
+    /// The largest context leaves out every session.
+    #[error(
+        "a largest context of `{limit}` tokens leaves nothing to replay, expected at least `{least}`: the shortest first prompt"
+    )]
+    Nothing {
+        /// The largest context.
+        limit: u32,
+        /// Tokens of the shortest prompt with which a session begins.
+        least: u32,
+    },
 }
 
 /// A replay under way.
@@ -150,6 +160,11 @@ impl Replay {
     pub fn new(trace: &Trace, config: &ReplayConfig) -> Result<Self, ReplayError> {
         check(trace, config)?;
         let (mut selected, left_out) = select(trace, config);
+        if let (true, Some(limit)) = (selected.is_empty(), config.max_context) {
+            let firsts = trace.sessions.iter().filter_map(|session| session.turns.first());
+            let least = firsts.map(|turn| turn.prompt_tokens).min().unwrap_or(0);
+            return Err(ReplayError::Nothing { limit, least });
+        }
         let mut rng = rng_for(config.seed, "replay");
         if config.start != Start::Recorded && !config.keep_order {
             shuffle(&mut selected, &mut rng);

@@ -168,7 +168,18 @@ proptest! {
         let config = ReplayConfig {
             start, max_turns, max_context, sessions, max_inflight: Some(max_inflight), ..ReplayConfig::default()
         };
-        let mut replay = Replay::new(&trace, &config).expect("a good configuration");
+        let least = trace.sessions.iter().map(|session| session.turns[0].prompt_tokens).min().unwrap_or(0);
+        let mut replay = match (Replay::new(&trace, &config), max_context) {
+            (Ok(replay), limit) => {
+                prop_assert!(limit.is_none_or(|limit| limit >= least));
+                replay
+            }
+            (Err(error), limit) => {
+                prop_assert_eq!(error, ReplayError::Nothing { limit: limit.unwrap_or(u32::MAX), least });
+                prop_assert!(limit < Some(least));
+                return Ok(());
+            }
+        };
         let left_out = replay.left_out();
         let served = drive(&mut replay, service);
         // Everything is served once or counted as left out.
