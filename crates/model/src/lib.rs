@@ -15,6 +15,7 @@
 )]
 
 mod attention;
+mod chat_value;
 mod config;
 mod cuts;
 mod download;
@@ -41,6 +42,7 @@ mod tiny;
 mod tokenizer;
 mod vocabulary;
 
+pub use chat_value::{ChatSource, ChatValue};
 pub use config::{ModelConfig, RopeConfig};
 pub use cuts::Uncuttable;
 pub use download::DownloadError;

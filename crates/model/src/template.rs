@@ -7,6 +7,7 @@
 //! Messages come in OpenAI's form and are brought into the form that templates expect: text parts are joined, absent
 //! content is empty, the arguments of tool calls become objects. Anything else is refused, not dropped.
 
+use crate::chat_value::{ChatSource, with_item};
 use crate::strftime::strftime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
@@ -28,13 +29,13 @@ pub struct ChatTemplate {
     eos: String,
 }
 
-/// What a template is rendered with.
-#[derive(Clone, Copy, Debug)]
-pub struct ChatInput<'a> {
+/// What a template is rendered with: JSON, or the [`ChatValue`](crate::ChatValue)s that are read with fewer copies.
+#[derive(Debug)]
+pub struct ChatInput<'a, V = Json> {
     /// OpenAI's `messages`: an array.
-    pub messages: &'a Json,
+    pub messages: &'a V,
     /// OpenAI's `tools`: an array, or `None`.
-    pub tools: Option<&'a Json>,
+    pub tools: Option<&'a V>,
     /// Whether the assistant's turn is opened at the end.
     pub add_generation_prompt: bool,
     /// What `strftime_now` says the time is, in seconds since 1970 (UTC).
@@ -86,15 +87,19 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// If the messages are malformed, or the template refuses or fails on them.
-    pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TemplateError> {
-        let messages = messages(input.messages)?;
+    pub fn render<V: ChatSource>(&self, input: &ChatInput<'_, V>) -> Result<String, TemplateError> {
+        let messages = messages(&input.messages.value())?;
+        let tools = input
+            .tools
+            .map(ChatSource::value)
+            .filter(|tools| tools.len() != Some(0));
         let seconds = input.unix_seconds;
         let now = Value::from_function(move |format: &str| {
             strftime(format, seconds).map_err(|error| Error::new(ErrorKind::InvalidOperation, error))
         });
         let variables = context! {
-            messages => messages.iter().map(value_of).collect::<Vec<_>>(),
-            tools => input.tools.filter(|tools| tools.as_array().is_none_or(|tools| !tools.is_empty())).map(value_of),
+            messages => messages,
+            tools => tools,
             add_generation_prompt => input.add_generation_prompt,
             bos_token => self.bos.as_str(),
             eos_token => self.eos.as_str(),
@@ -133,90 +138,97 @@ fn one_line(error: &Error) -> String {
 }
 
 /// Messages in the form that templates expect.
-fn messages(messages: &Json) -> Result<Vec<Json>, TemplateError> {
-    let list = messages
-        .as_array()
-        .ok_or_else(|| TemplateError::Messages("`messages` is no array".to_owned()))?;
-    if list.is_empty() {
+fn messages(messages: &Value) -> Result<Vec<Value>, TemplateError> {
+    if messages.kind() != ValueKind::Seq {
+        return Err(TemplateError::Messages("`messages` is no array".to_owned()));
+    }
+    if messages.len() == Some(0) {
         return Err(TemplateError::Messages(
             "`messages` is empty, expected at least one".to_owned(),
         ));
     }
-    list.iter()
-        .enumerate()
-        .map(|(index, message)| tidy(index, message))
-        .collect()
+    let list = messages.try_iter().expect("an array has items");
+    list.enumerate().map(|(index, message)| tidy(index, message)).collect()
 }
 
-fn tidy(index: usize, message: &Json) -> Result<Json, TemplateError> {
+/// A message that is in form already stays the one that it is: a long conversation is not copied.
+fn tidy(index: usize, message: Value) -> Result<Value, TemplateError> {
     let refuse = |problem: &str| TemplateError::Messages(format!("`messages[{index}]{problem}"));
-    let mut fields = message.as_object().ok_or_else(|| refuse("` is no object"))?.clone();
-    if !fields.get("role").is_some_and(Json::is_string) {
+    if message.kind() != ValueKind::Map {
+        return Err(refuse("` is no object"));
+    }
+    if member(&message, "role").is_none_or(|role| role.as_str().is_none()) {
         return Err(refuse(".role` is missing, expected a string"));
     }
-    let text = content(index, fields.get("content"))?;
-    fields.insert("content".to_owned(), Json::String(text));
-    if let Some(calls) = fields.get_mut("tool_calls").and_then(Json::as_array_mut) {
-        calls.iter_mut().for_each(parse_arguments);
-    }
-    Ok(Json::Object(fields))
+    let tidied = match content(index, member(&message, "content"))? {
+        Some(text) => with_item(&message, "content", Value::from(text)),
+        None => message,
+    };
+    let calls = member(&tidied, "tool_calls").filter(|calls| calls.kind() == ValueKind::Seq);
+    Ok(match calls {
+        Some(calls) => {
+            let calls = calls.try_iter().expect("an array has items");
+            with_item(
+                &tidied,
+                "tool_calls",
+                calls.map(|call| parse_arguments(&call)).collect(),
+            )
+        }
+        None => tidied,
+    })
 }
 
-/// The text of a message's content: a string, text parts joined by newlines, or nothing.
-fn content(index: usize, content: Option<&Json>) -> Result<String, TemplateError> {
+/// An object's member.
+fn member(object: &Value, name: &str) -> Option<Value> {
+    let value = object.get_attr(name).ok()?;
+    (!value.is_undefined()).then_some(value)
+}
+
+/// The text of a message's content, where it is not a string already: text parts joined by newlines, or nothing.
+fn content(index: usize, content: Option<Value>) -> Result<Option<String>, TemplateError> {
     let refuse = |problem: &str| {
         Err(TemplateError::Messages(format!(
             "`messages[{index}].content` {problem}"
         )))
     };
-    let parts = match content {
-        None | Some(Json::Null) => return Ok(String::new()),
-        Some(Json::String(text)) => return Ok(text.clone()),
-        Some(Json::Array(parts)) => parts,
-        Some(Json::Bool(_) | Json::Number(_) | Json::Object(_)) => {
-            return refuse("is neither a string nor an array of parts");
-        }
-    };
-    let mut texts = Vec::with_capacity(parts.len());
-    for part in parts {
-        let kind = part.get("type").and_then(Json::as_str).unwrap_or("text");
-        match (kind, part.as_str().or_else(|| part.get("text").and_then(Json::as_str))) {
+    let content = content.unwrap_or_default();
+    match content.kind() {
+        ValueKind::Undefined | ValueKind::None => return Ok(Some(String::new())),
+        ValueKind::String => return Ok(None),
+        ValueKind::Seq => {}
+        _ => return refuse("is neither a string nor an array of parts"),
+    }
+    let mut texts = Vec::new();
+    for part in content.try_iter().expect("an array has items") {
+        let kind = member(&part, "type").and_then(|kind| kind.as_str().map(str::to_owned));
+        let kind = kind.as_deref().unwrap_or("text");
+        let text = if part.as_str().is_some() {
+            Some(part)
+        } else {
+            member(&part, "text").filter(|text| text.as_str().is_some())
+        };
+        match (kind, text) {
             ("text" | "input_text" | "output_text", Some(text)) => texts.push(text),
             ("text" | "input_text" | "output_text", None) => return refuse("has a text part without `text`"),
             (kind, _) => return refuse(&format!("has a part of type `{kind}`, expected `text`")),
         }
     }
-    Ok(texts.join("\n"))
+    let texts: Vec<&str> = texts.iter().filter_map(|text| text.as_str()).collect();
+    Ok(Some(texts.join("\n")))
 }
 
 /// Templates want the arguments of a tool call as an object; clients send them as a string of JSON.
-fn parse_arguments(call: &mut Json) {
-    let Some(arguments) = call.pointer_mut("/function/arguments") else {
-        return;
+fn parse_arguments(call: &Value) -> Value {
+    let parsed = || {
+        let function = member(call, "function")?;
+        let arguments = member(&function, "arguments")?;
+        let parsed: Json = serde_json::from_str(arguments.as_str()?).ok()?;
+        let function = parsed
+            .is_object()
+            .then(|| with_item(&function, "arguments", parsed.value()))?;
+        Some(with_item(call, "function", function))
     };
-    if let Some(parsed) = arguments
-        .as_str()
-        .and_then(|text| serde_json::from_str::<Json>(text).ok())
-        && parsed.is_object()
-    {
-        *arguments = parsed;
-    }
-}
-
-/// A template's value of a piece of JSON.
-fn value_of(json: &Json) -> Value {
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(flag) => Value::from(*flag),
-        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
-            (Some(integer), _, _) => Value::from(integer),
-            (None, Some(integer), _) => Value::from(integer),
-            (None, None, float) => Value::from(float.unwrap_or(f64::NAN)),
-        },
-        Json::String(text) => Value::from(text.as_str()),
-        Json::Array(items) => items.iter().map(value_of).collect(),
-        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(key, item)| (key.as_str(), value_of(item)))),
-    }
+    parsed().unwrap_or_else(|| call.clone())
 }
 
 /// `json.dumps(value, ensure_ascii=False, indent=indent)`.

@@ -1,5 +1,6 @@
 //! A model's words without its weights: tokenizer and chat template. All that the router needs of a model.
 
+use crate::chat_value::ChatSource;
 use crate::template::{CHATML, ChatInput, ChatTemplate, TemplateError};
 use crate::tiny::tiny_config;
 use crate::tokenizer::Tokenizer;
@@ -34,7 +35,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// If the model has no template, the messages are malformed, or the template refuses or fails on them.
-    pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TemplateError> {
+    pub fn render<V: ChatSource>(&self, input: &ChatInput<'_, V>) -> Result<String, TemplateError> {
         self.template.as_ref().ok_or(TemplateError::Missing)?.render(input)
     }
 
@@ -42,7 +43,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// Those of [`render`](Self::render).
-    pub fn encode_chat(&self, input: &ChatInput<'_>) -> Result<Vec<u32>, TemplateError> {
+    pub fn encode_chat<V: ChatSource>(&self, input: &ChatInput<'_, V>) -> Result<Vec<u32>, TemplateError> {
         Ok(self.tokenizer.encode(&self.render(input)?))
     }
 }

@@ -1,0 +1,157 @@
+//! JSON as a template sees it, read straight from the bytes of a request: one copy of each string, not four.
+//!
+//! Whether it came by way of `serde_json::Value` or straight, the same JSON is the same value: members sorted by name, of
+//! a name that occurs twice the last one, numbers beyond 64 bits as floating-point ones.
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value as Json;
+use std::fmt;
+
+/// A piece of JSON for a template. Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct ChatValue(Value);
+
+/// What a template's input is made from: [`ChatValue`], or JSON that is there already.
+pub trait ChatSource: sealed::Sealed {
+    /// As the template sees it.
+    #[doc(hidden)]
+    fn value(&self) -> Value;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::ChatValue {}
+    impl Sealed for serde_json::Value {}
+}
+
+impl ChatSource for ChatValue {
+    fn value(&self) -> Value {
+        self.0.clone()
+    }
+}
+
+impl ChatSource for Json {
+    fn value(&self) -> Value {
+        match self {
+            Self::Null => Value::from(()),
+            Self::Bool(flag) => Value::from(*flag),
+            Self::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+                (Some(integer), _, _) => Value::from(integer),
+                (None, Some(integer), _) => Value::from(integer),
+                (None, None, float) => Value::from(float.unwrap_or(f64::NAN)),
+            },
+            Self::String(text) => Value::from(text.as_str()),
+            Self::Array(items) => items.iter().map(Self::value).collect(),
+            Self::Object(fields) => Value::from_pairs(fields.iter().map(|(key, item)| (key.as_str(), item.value()))),
+        }
+    }
+}
+
+impl Default for ChatValue {
+    /// `null`.
+    fn default() -> Self {
+        Self(Value::from(()))
+    }
+}
+
+impl<'de> Deserialize<'de> for ChatValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Reader).map(Self)
+    }
+}
+
+struct Reader;
+
+impl<'de> Visitor<'de> for Reader {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::from(()))
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<Value, E> {
+        Ok(Value::from(flag))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
+        Ok(Value::from(number))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
+        // As small as it fits, as numbers that come by way of `serde_json::Value`.
+        Ok(i64::try_from(number).map_or_else(|_| Value::from(number), Value::from))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Value, E> {
+        Ok(Value::from(number))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(Value::from(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(ChatValue(item)) = items.next_element()? {
+            values.push(item);
+        }
+        Ok(Value::from(values))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        let mut pairs: Vec<(Value, Value)> = Vec::new();
+        while let Some((ChatValue(name), ChatValue(item))) = members.next_entry()? {
+            pairs.push((name, item));
+        }
+        Ok(Value::from_pairs(pairs))
+    }
+}
+
+/// An object with one member set.
+pub(crate) fn with_item(object: &Value, name: &str, item: Value) -> Value {
+    debug_assert_eq!(object.kind(), ValueKind::Map, "only objects have members");
+    let names = object.try_iter().into_iter().flatten();
+    let kept = names.map(|name| {
+        let item = object.get_item(&name).unwrap_or_default();
+        (name, item)
+    });
+    Value::from_pairs(kept.chain([(Value::from(name), item)]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_to_a_value_are_one() {
+        let check = |text: &str| {
+            let json: Json = serde_json::from_str(text).unwrap();
+            let read: ChatValue = serde_json::from_str(text).unwrap();
+            assert_eq!(read.0, json.value(), "{text}");
+            assert_eq!(read.0.to_string(), json.value().to_string(), "{text}");
+        };
+        check("null");
+        check("[true, 1, -1, 0, 2.5, 1e30, 18446744073709551615, 18446744073709551616]");
+        check(r#"{"b": [], "a": {"c": "\u00e9\n\ud83d\ude42", "c": 2}, "b": {}}"#);
+        check(r#"["", "\u0000", "a long text, longer than what is kept in place"]"#);
+    }
+
+    #[test]
+    fn an_object_with_one_member_set() {
+        let object = serde_json::json!({"a": 1, "b": 2}).value();
+        assert_eq!(
+            with_item(&object, "b", Value::from(3)),
+            serde_json::json!({"a": 1, "b": 3}).value()
+        );
+        assert_eq!(
+            with_item(&object, "c", Value::from(3)),
+            serde_json::json!({"a": 1, "b": 2, "c": 3}).value()
+        );
+    }
+}
