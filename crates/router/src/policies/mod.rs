@@ -36,7 +36,7 @@ pub use round_robin::RoundRobin;
 pub use spec::{PolicyError, PolicySpec};
 pub use sticky::{Sticky, StickyConfig};
 pub use unified_v2::{UnifiedV2, UnifiedV2Config};
-pub use unified_v3::{UnifiedV3, UnifiedV3Config};
+pub use unified_v3::{DecodeTokens, UnifiedV3, UnifiedV3Config};
 
 use spec::Parameters;
 use std::fmt;
