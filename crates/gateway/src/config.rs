@@ -21,6 +21,9 @@ pub struct GatewayConfig {
     /// The model whose vocabulary and chat template tokenise prompts, as `homing up --model` takes it; without it the
     /// engines' `/tokenize` is asked.
     pub tokenizer: Option<String>,
+    /// Whether known ways in which clients break their own prefixes are undone: Claude Code's billing line, a moving
+    /// date, tools in another order. It changes prompts, so it is off by default.
+    pub canonicalise: bool,
     /// Where to record the core's events, for `homing sim --events`.
     pub record: Option<PathBuf>,
     /// Bounds of what clients may take up.
@@ -36,6 +39,7 @@ impl Default for GatewayConfig {
             workers: Vec::new(),
             router: RouterConfig::default(),
             tokenizer: None,
+            canonicalise: false,
             record: None,
             limits: GatewayLimits::default(),
             clocks: GatewayClocks::default(),

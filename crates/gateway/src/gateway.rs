@@ -5,6 +5,8 @@ use crate::config::{GatewayConfig, WorkerSpec};
 use crate::core_task::{CoreHandle, CoreTask};
 use crate::engine::{ResyncSender, Watch};
 use crate::fleet::Fleet;
+use crate::prefix::canonical::Canonical;
+use crate::prefix::watch::Watch as PrefixWatch;
 use crate::recorder::Recorder;
 use crate::routes::routes;
 use crate::server::{Ends, serve};
@@ -278,6 +280,8 @@ impl Parts {
             block_size: config.router.block_size,
             default_output_tokens: config.limits.default_output_tokens.max(1),
             client_stall: config.clocks.client_stall,
+            prefixes: PrefixWatch::default(),
+            canonical: config.canonicalise.then(|| Arc::new(Canonical::default())),
             turns: broadcast::channel(TURN_LOGS).0,
             abandon: CancellationToken::new(),
             flights: TaskTracker::new(),

@@ -10,6 +10,7 @@ mod engine;
 mod error;
 mod fleet;
 mod gateway;
+mod prefix;
 mod proxy;
 mod recorder;
 mod routes;

@@ -1,5 +1,6 @@
 //! A client's request from its bytes to its end: read, planned by the core, sent to engines, answered.
 
+mod agents;
 pub(crate) mod client;
 pub(crate) mod dialect;
 mod exactness;

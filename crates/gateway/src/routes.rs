@@ -8,6 +8,7 @@ mod messages;
 use crate::core_task::Question;
 use crate::error::Rejection;
 use crate::fleet::Member;
+use crate::prefix::watch::Note;
 use crate::proxy::client::{Client, Head, RouteHeaders};
 use crate::proxy::dialect::Dialect;
 use crate::proxy::flight::{Flight, supervised};
@@ -23,7 +24,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use bytes::Bytes;
-use homing_router::WorkerStatus;
+use homing_router::{SessionView, WorkerStatus};
 use homing_units::WorkerId;
 use homing_wire::openai::{ApiError, ErrorKind, ModelList};
 use http::request::Parts;
@@ -280,8 +281,22 @@ struct Listed<T> {
     data: Vec<T>,
 }
 
+/// A session as the core sees it, and what the shell knows of who it is of and where its prefix broke.
+#[derive(Serialize)]
+struct SessionEntry {
+    #[serde(flatten)]
+    view: SessionView,
+    #[serde(flatten)]
+    note: Option<Note>,
+}
+
 async fn sessions(State(shell): Shared) -> Result<Response, Rejection> {
-    let data = shell.core.ask(Question::Sessions).await.ok_or_else(core_gone)?;
+    let views = shell.core.ask(Question::Sessions).await.ok_or_else(core_gone)?;
+    let entry = |view: SessionView| SessionEntry {
+        note: shell.prefixes.note(view.id),
+        view,
+    };
+    let data: Vec<SessionEntry> = views.into_iter().map(entry).collect();
     Ok(Json(Listed { data }).into_response())
 }
 

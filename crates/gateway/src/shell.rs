@@ -4,6 +4,8 @@
 use crate::clock::Clock;
 use crate::core_task::CoreHandle;
 use crate::fleet::Fleet;
+use crate::prefix::canonical::Canonical;
+use crate::prefix::watch::Watch;
 use crate::telemetry::Telemetry;
 use crate::tokenise::Tokeniser;
 use crate::turn_log::TurnLog;
@@ -29,6 +31,10 @@ pub(crate) struct Shell {
     pub(crate) block_size: u32,
     pub(crate) default_output_tokens: u32,
     pub(crate) client_stall: Duration,
+    /// What sessions' last prompts were.
+    pub(crate) prefixes: Watch,
+    /// Undoes known breaks of prefixes, where that is wanted.
+    pub(crate) canonical: Option<Arc<Canonical>>,
     pub(crate) turns: broadcast::Sender<TurnLog>,
     /// Cancelled when requests under way are not waited for any longer.
     pub(crate) abandon: CancellationToken,

@@ -31,6 +31,12 @@ struct TurnLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct BreakLabels {
+    client: &'static str,
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PathLabel {
     path: &'static str,
 }
@@ -64,6 +70,8 @@ pub(crate) struct Telemetry {
     output_tokens: Counter,
     expected_cached_tokens: Counter,
     reported_cached_tokens: Counter,
+    prefix_breaks: Family<BreakLabels, Counter>,
+    prefix_lost_tokens: Family<BreakLabels, Counter>,
     replans: Counter,
     leg_failures: Family<CauseLabel, Counter>,
     kv_batches: Family<WorkerLabel, Counter>,
@@ -94,6 +102,8 @@ impl Telemetry {
             output_tokens: Counter::default(),
             expected_cached_tokens: Counter::default(),
             reported_cached_tokens: Counter::default(),
+            prefix_breaks: Family::default(),
+            prefix_lost_tokens: Family::default(),
             replans: Counter::default(),
             leg_failures: Family::default(),
             kv_batches: Family::default(),
@@ -136,6 +146,16 @@ impl Telemetry {
             "cached_tokens_reported",
             "Prompt tokens that workers found in their caches",
             self.reported_cached_tokens.clone(),
+        );
+        registry.register(
+            "prefix_breaks",
+            "Prompts that did not repeat their session's last one, by client and by what changed",
+            self.prefix_breaks.clone(),
+        );
+        registry.register(
+            "prefix_lost_tokens",
+            "Prompt tokens that were computed again because of it",
+            self.prefix_lost_tokens.clone(),
         );
         registry.register("replans", "Plans beyond a request's first", self.replans.clone());
         registry.register("leg_failures", "Legs that failed, by cause", self.leg_failures.clone());
@@ -196,6 +216,15 @@ impl Telemetry {
             self.expected_cached_tokens.inc_by(u64::from(expected));
             self.reported_cached_tokens.inc_by(u64::from(reported));
         }
+    }
+
+    /// A client broke its session's prefix.
+    pub(crate) fn prefix_break(&self, client: &'static str, kind: &'static str, lost_tokens: u32) {
+        let labels = BreakLabels { client, kind };
+        self.prefix_breaks.get_or_create(&labels).inc();
+        self.prefix_lost_tokens
+            .get_or_create(&labels)
+            .inc_by(u64::from(lost_tokens));
     }
 
     /// An event went to the core.

@@ -12,6 +12,8 @@ pub struct TurnLog {
     pub request: String,
     /// What the client speaks: `chat`, `completions`, `messages`, `responses`.
     pub api: &'static str,
+    /// The kind of client: `claude-code`, `codex`, `opencode`, `mini-swe-agent`, `aider` or `other`.
+    pub client: &'static str,
     /// The session: as the client names it, else as the router does. Empty where no plan was made.
     pub session: String,
     /// Turns of this session before this one.
@@ -28,6 +30,11 @@ pub struct TurnLog {
     pub prompt_tokens: u32,
     /// Tokens that reached the client, as far as the engine says them.
     pub output_tokens: u32,
+    /// What changed, where the prompt did not repeat the session's last one: `date_line`, `billing_line`, `system`,
+    /// `tools_reordered`, `tools`, `compaction`, `edit` or `rendering`.
+    pub prefix_break: Option<&'static str>,
+    /// Prompt tokens that were computed again because of it.
+    pub prefix_lost_tokens: u32,
     /// Plans made for it beyond the first.
     pub replans: u32,
     /// From the request to the first token, if one came.

@@ -13,6 +13,8 @@ use super::transcript::Transcript;
 use super::voice::Voice;
 use crate::core_task::Command;
 use crate::error::{Rejection, path_name};
+use crate::prefix::breaks::Break;
+use crate::prefix::watch::Turned;
 use crate::shell::Shell;
 use crate::turn_log::TurnLog;
 use crate::upstream::{Answer, LegError, cause_of};
@@ -40,6 +42,8 @@ pub(crate) struct Flight {
     first_token: Option<Instant>,
     reported_cached_tokens: Option<u32>,
     output_tokens: u32,
+    /// Where the prompt broke its session's prefix, if it did.
+    prefix_break: Option<Break>,
     /// How the request ended; it goes on until the client has taken what is pending.
     ending: Option<Ending>,
 }
@@ -104,6 +108,7 @@ impl Flight {
             first_token: None,
             reported_cached_tokens: None,
             output_tokens: 0,
+            prefix_break: None,
             ending: None,
         }
     }
@@ -152,12 +157,35 @@ impl Flight {
         match command {
             Command::Decided(decision) => {
                 self.voice.expect(decision.expected_cached_tokens);
+                self.watch_prefix(&decision);
                 self.decision = Some(decision);
             }
             Command::Dispatch(dispatch) => self.dispatch(dispatch).await,
             Command::Cancel(leg) => self.cancel(leg).await,
             Command::Reject(error) => self.end_with(error),
         }
+    }
+
+    /// Compares the prompt with the session's last one, once the core has said whose it is.
+    fn watch_prefix(&mut self, decision: &Decision) {
+        if decision.attempt > 0 {
+            return;
+        }
+        let Self { shell, request, .. } = self;
+        let origin = request.session.origin();
+        let turn = Turned {
+            origin,
+            fresh: &request.fresh,
+            prompt: &request.prompt,
+            block_size: shell.block_size,
+        };
+        let found = shell.prefixes.turn(decision.session, &turn);
+        if let Some(found) = found {
+            shell
+                .telemetry
+                .prefix_break(origin.client, found.kind.as_str(), found.lost_tokens);
+        }
+        self.prefix_break = found;
     }
 
     async fn dispatch(&mut self, dispatch: Dispatch) {
@@ -500,6 +528,9 @@ impl Flight {
             replans: decision.map_or(0, |decision| decision.attempt),
             ttft: self.first_token.map(since),
             latency: since(self.shell.clock.now()),
+            client: self.request.session.agent.as_str(),
+            prefix_break: self.prefix_break.map(|found| found.kind.as_str()),
+            prefix_lost_tokens: self.prefix_break.map_or(0, |found| found.lost_tokens),
             error: self.ending.as_ref().and_then(|ending| ending.error.clone()),
         };
         self.shell
@@ -512,6 +543,10 @@ impl Flight {
             worker = log.worker,
             prompt_tokens = log.prompt_tokens,
             cached_tokens = log.cached_tokens,
+            client = log.client,
+            prefix_break = log.prefix_break,
+            prefix_break_message = self.prefix_break.and_then(|found| found.message),
+            prefix_lost_tokens = log.prefix_lost_tokens,
             error = log.error,
             "turn"
         );

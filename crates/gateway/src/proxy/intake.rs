@@ -6,6 +6,8 @@ use super::exactness::{Blocker, blocker, renders_specially};
 use super::legs::Endpoint;
 use super::session::{SessionName, session_of};
 use crate::error::Rejection;
+use crate::prefix::canonical::Canonical;
+use crate::prefix::outline::Fresh;
 use crate::shell::Shell;
 use crate::tails::{OPENING_TOKENS, Tails};
 use crate::tokenise::{Text, encode, unix_seconds};
@@ -47,6 +49,8 @@ pub(crate) struct TurnRequest {
     pub(crate) created: u64,
     pub(crate) model: String,
     pub(crate) session: SessionName,
+    /// What of it is remembered, to tell where the next one differs.
+    pub(crate) fresh: Fresh,
     pub(crate) tokens: Arc<[u32]>,
     pub(crate) prompt: Prompt,
     compared: Compared,
@@ -68,6 +72,7 @@ pub(crate) struct TurnRequest {
 /// What is known of a request before its tokens are.
 struct Parsed {
     body: Body,
+    fresh: Fresh,
     echo: Echo,
     session: SessionName,
     params: GenerationParams,
@@ -134,9 +139,14 @@ impl TurnRequest {
         };
         let compared_by = comparison.clone();
         let legs = forwarded(&headers);
-        let parse = move || parse(dialect, &headers, &bytes, vocabulary.as_deref(), &compared_by);
+        let canonical = shell.canonical.clone();
+        let parse = move || {
+            let body = read_body(dialect, &headers, &bytes, canonical.as_deref())?;
+            parse(dialect, body, vocabulary.as_deref(), &compared_by)
+        };
         let Parsed {
             body,
+            fresh,
             echo,
             session,
             params,
@@ -175,6 +185,7 @@ impl TurnRequest {
             created: unix_seconds(),
             model,
             session,
+            fresh,
             prompt,
             compared,
             tokens,
@@ -249,16 +260,35 @@ pub(crate) async fn count_message_tokens(shell: &Shell, bytes: Bytes) -> Result<
     }
 }
 
-fn parse(
+/// A request in the engine's dialect, and what the client's own says beyond it.
+struct Received {
+    body: Body,
+    echo: Echo,
+    session: SessionName,
+}
+
+fn read_body(
     dialect: Dialect,
     headers: &HeaderMap,
     bytes: &Bytes,
+    canonical: Option<&Canonical>,
+) -> Result<Received, ApiError> {
+    let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
+    let session = session_of(headers, &body)?;
+    let (mut body, echo) = dialect.to_engine(body)?;
+    if let Some(canonical) = canonical {
+        canonical.apply(&mut body);
+    }
+    Ok(Received { body, echo, session })
+}
+
+fn parse(
+    dialect: Dialect,
+    received: Received,
     vocabulary: Option<&Vocabulary>,
     comparison: &Comparison,
 ) -> Result<Parsed, ApiError> {
-    let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
-    let session = session_of(headers, &body)?;
-    let (body, echo) = dialect.to_engine(body)?;
+    let Received { body, echo, session } = received;
     let (params, text) = text_of(dialect.endpoint(), &body)?;
     let tokens = match (&text, vocabulary) {
         (Text::Tokens(tokens), _) => Some(tokens.clone()),
@@ -267,6 +297,7 @@ fn parse(
     };
     let tokenised = tokens.map(|tokens| Tokenised::new(tokens, comparison)).transpose()?;
     Ok(Parsed {
+        fresh: Fresh::of_chat(&body),
         body,
         echo,
         session,

@@ -1,28 +1,17 @@
-//! Which session a request says it belongs to: our own header, else the fields that coding agents send by themselves.
+//! Which session a request says it belongs to: our own header, else what coding agents say by themselves (`agents`).
 //!
 //! The name stays here; the core gets a hash of it. A field of an agent that makes no sense is ignored, because agents
 //! do not send it for us; our own header is meant for us, so a bad one is an error.
 
+use super::agents::{Agent, NAME_MAX, agent, conversation, valid};
+use crate::prefix::watch::Origin;
 use homing_router::event::SessionHint;
 use homing_wire::openai::{ApiError, Body};
 use http::HeaderMap;
+use serde::Deserialize;
 
 /// Our own header, in requests and answers.
 pub(crate) const SESSION_HEADER: &str = "x-homing-session";
-
-/// Longest session name, in characters.
-const NAME_MAX: usize = 128;
-
-/// The headers of agents that name a conversation, the most specific first. Each value names a session only together
-/// with the kind of its agent, so that two agents cannot meet in one session by chance.
-const AGENT_HEADERS: [(&str, &str); 6] = [
-    ("x-claude-code-session-id", "claude"),
-    ("session-id", "codex"),
-    ("session_id", "codex"),
-    ("x-opencode-session", "opencode"),
-    ("x-session-affinity", "opencode"),
-    ("x-session-id", "header"),
-];
 
 /// A session as the client names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +20,23 @@ pub(crate) struct SessionName {
     pub(crate) name: Option<String>,
     /// What the core gets of it.
     pub(crate) hint: SessionHint,
+    /// Who sent it.
+    pub(crate) agent: Agent,
+    /// The name without what tells its conversations apart.
+    group: Option<u128>,
+    /// The same of the session that this one works for, where the client says so.
+    parent: Option<u128>,
+}
+
+impl SessionName {
+    /// Who the session is of, for the watch of prefixes.
+    pub(crate) const fn origin(&self) -> Origin {
+        Origin {
+            client: self.agent.as_str(),
+            name: self.group,
+            parent: self.parent,
+        }
+    }
 }
 
 /// Finds the session's name.
@@ -38,6 +44,8 @@ pub(crate) struct SessionName {
 /// # Errors
 /// `x-homing-session` is not 1 to 128 visible ASCII characters (400).
 pub(crate) fn session_of(headers: &HeaderMap, body: &Body) -> Result<SessionName, ApiError> {
+    let conversation = conversation(headers, body);
+    let agent = agent(headers, body, conversation.as_ref());
     if let Some(value) = headers.get(SESSION_HEADER) {
         let Some(name) = valid(value.as_bytes()) else {
             let message = format!("expected `{SESSION_HEADER}` to be 1 to {NAME_MAX} visible ASCII characters");
@@ -45,57 +53,76 @@ pub(crate) fn session_of(headers: &HeaderMap, body: &Body) -> Result<SessionName
                 .with_param(SESSION_HEADER)
                 .with_code("invalid_session"));
         };
-        return Ok(named("homing", name));
+        let key = key("homing", name, &[]);
+        return Ok(SessionName {
+            name: Some(name.to_owned()),
+            hint: SessionHint::Explicit(key),
+            agent,
+            group: Some(key),
+            parent: None,
+        });
     }
-    let of_header = AGENT_HEADERS.iter().find_map(|(header, agent)| {
-        headers
-            .get(*header)
-            .and_then(|value| valid(value.as_bytes()))
-            .map(|name| (*agent, name))
-    });
-    let found = of_header
-        .map(|(agent, name)| named(agent, name))
-        .or_else(|| of_body(body));
-    Ok(found.unwrap_or(SessionName {
-        name: None,
-        hint: SessionHint::Recognise,
-    }))
+    let Some(conversation) = conversation else {
+        return Ok(SessionName {
+            name: None,
+            hint: SessionHint::Recognise,
+            agent,
+            group: None,
+            parent: None,
+        });
+    };
+    let kind = conversation.kind;
+    let lane = if conversation.is_exact { Vec::new() } else { lane(body) };
+    Ok(SessionName {
+        hint: SessionHint::Explicit(key(kind, &conversation.name, &lane)),
+        group: Some(key(kind, &conversation.name, &[])),
+        parent: conversation.parent.map(|parent| key(kind, &parent, &[])),
+        name: Some(conversation.name),
+        agent,
+    })
 }
 
-fn of_body(body: &Body) -> Option<SessionName> {
-    if let Ok(Some(key)) = body.read::<String>("prompt_cache_key", "a string") {
-        return valid(key.as_bytes()).map(|name| named("cache-key", name));
+/// The tools that a request has, by their names: what tells an agent's conversation from what it asks beside it.
+/// Empty where there are none.
+fn lane(body: &Body) -> Vec<u8> {
+    #[derive(Deserialize)]
+    struct Tool {
+        #[serde(default)]
+        name: Option<String>,
+        #[serde(default)]
+        function: Option<Named>,
     }
-    let metadata: serde_json::Value = serde_json::from_slice(body.get("metadata")?).ok()?;
-    let session = session_of_user(metadata.get("user_id")?.as_str()?)?;
-    valid(session.as_bytes()).map(|name| named("claude", name))
-}
-
-/// Claude Code packs its session into Anthropic's `metadata.user_id`: as JSON in its newer releases, behind `_session_`
-/// in the older ones. A user id without a session says nothing: one user runs many sessions.
-fn session_of_user(user: &str) -> Option<String> {
-    if let Ok(value) = serde_json::from_str::<serde_json::Value>(user) {
-        return value.get("session_id")?.as_str().map(str::to_owned);
+    #[derive(Deserialize)]
+    struct Named {
+        #[serde(default)]
+        name: String,
     }
-    user.rsplit_once("_session_").map(|(_, session)| session.to_owned())
+    let Ok(Some(tools)) = body.read::<Vec<Tool>>("tools", "a list of tools") else {
+        return Vec::new();
+    };
+    let name = |tool: Tool| {
+        tool.name
+            .or(tool.function.map(|function| function.name))
+            .unwrap_or_default()
+    };
+    let mut names: Vec<String> = tools.into_iter().map(name).collect();
+    names.sort_unstable();
+    names.join("\n").into_bytes()
 }
 
-fn valid(bytes: &[u8]) -> Option<&str> {
-    let visible = !bytes.is_empty() && bytes.len() <= NAME_MAX && bytes.iter().all(u8::is_ascii_graphic);
-    visible.then(|| str::from_utf8(bytes).expect("ASCII is UTF-8"))
-}
-
-fn named(agent: &str, name: &str) -> SessionName {
+/// What the core gets of a name.
+fn key(kind: &str, name: &str, lane: &[u8]) -> u128 {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(agent.as_bytes());
+    hasher.update(kind.as_bytes());
     hasher.update(&[0]);
     hasher.update(name.as_bytes());
+    if !lane.is_empty() {
+        hasher.update(&[0]);
+        hasher.update(lane);
+    }
     let mut key = [0; 16];
     key.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-    SessionName {
-        name: Some(name.to_owned()),
-        hint: SessionHint::Explicit(u128::from_le_bytes(key)),
-    }
+    u128::from_le_bytes(key)
 }
 
 #[cfg(test)]
@@ -178,5 +205,21 @@ mod tests {
             hint("session_id"),
             "Codex renamed its header; the session is the same"
         );
+    }
+
+    #[test]
+    fn what_an_agent_asks_beside_its_conversation_is_told_from_it() {
+        let hint = |pairs: &[(&'static str, &[u8])], body: &str| {
+            let body = Body::parse(&body.to_owned().into()).unwrap();
+            session_of(&headers(pairs), &body).unwrap().hint
+        };
+        let tools = r#"{"tools":[{"name":"Task"},{"name":"Bash"}]}"#;
+        let reordered = r#"{"tools":[{"name":"Bash","x":1},{"name":"Task"}]}"#;
+        let claude: &[(&'static str, &[u8])] = &[("x-claude-code-session-id", b"s")];
+        assert_eq!(hint(claude, tools), hint(claude, reordered), "the order says nothing");
+        assert_ne!(hint(claude, tools), hint(claude, "{}"), "a title is no turn");
+        assert_ne!(hint(claude, tools), hint(claude, r#"{"tools":[{"name":"Bash"}]}"#));
+        let codex: &[(&'static str, &[u8])] = &[("thread-id", b"t")];
+        assert_eq!(hint(codex, tools), hint(codex, "{}"), "a thread is one thing");
     }
 }

@@ -78,8 +78,7 @@ async fn a_response_is_a_chat_completion_in_other_words() {
 #[tokio::test]
 async fn functions_are_called_through_the_router() {
     let cluster = Cluster::start(&[Role::Both]).await;
-    let piece =
-        |call: Value| json!({"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": null});
+    let piece = |call: Value| json!({"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": null});
     let script = vec![
         piece(json!({"index": 0, "id": "call_9", "type": "function", "function": {"name": "get", "arguments": ""}})),
         piece(json!({"index": 0, "function": {"arguments": "{\"a\":1}"}})),
@@ -93,17 +92,25 @@ async fn functions_are_called_through_the_router() {
         .find(|event| event["type"] == "response.output_item.done")
         .unwrap();
     assert_eq!(
-        (&done["item"]["type"], &done["item"]["call_id"], &done["item"]["arguments"]),
+        (
+            &done["item"]["type"],
+            &done["item"]["call_id"],
+            &done["item"]["arguments"]
+        ),
         (&json!("function_call"), &json!("call_9"), &json!("{\"a\":1}"))
     );
     assert_eq!(events.last().unwrap()["type"], "response.completed");
     // The next turn has it in its history.
-    let history = json!([messages(30)[0], done["item"], {"type": "function_call_output", "call_id": "call_9", "output": "15"}]);
+    let history =
+        json!([messages(30)[0], done["item"], {"type": "function_call_output", "call_id": "call_9", "output": "15"}]);
     let answer = cluster.client.post(PATH, &request(json!({"input": history}))).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
     let seen = &cluster.engines[0].seen()[1].body["messages"];
     assert_eq!(seen[1]["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
-    assert_eq!(seen[2], json!({"role": "tool", "tool_call_id": "call_9", "content": "15"}));
+    assert_eq!(
+        seen[2],
+        json!({"role": "tool", "tool_call_id": "call_9", "content": "15"})
+    );
 }
 
 #[tokio::test]
@@ -112,13 +119,26 @@ async fn what_goes_wrong_is_said_as_openai_does() {
     let refused = async |members: Value, param: &str| {
         let answer = cluster.client.post(PATH, &request(members)).await;
         let error = answer.json()["error"].clone();
-        assert_eq!((answer.status.as_u16(), error["param"].as_str()), (400, Some(param)), "{error}");
+        assert_eq!(
+            (answer.status.as_u16(), error["param"].as_str()),
+            (400, Some(param)),
+            "{error}"
+        );
     };
     refused(json!({"previous_response_id": "resp_1"}), "previous_response_id").await;
-    refused(json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0].type").await;
+    refused(
+        json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        "input[0].content[0].type",
+    )
+    .await;
     assert_eq!(cluster.engines[0].seen().len(), 0, "no engine was bothered");
     cluster.engines[0].on_decode(Act::ErrorAfter(2));
-    let failed = events(&cluster.client.post(PATH, &request(json!({"stream": true, "seed": 1}))).await);
+    let failed = events(
+        &cluster
+            .client
+            .post(PATH, &request(json!({"stream": true, "seed": 1})))
+            .await,
+    );
     let last = failed.last().unwrap();
     assert_eq!(
         (&last["type"], &last["response"]["status"]),
@@ -138,9 +158,14 @@ async fn a_session_of_responses_finds_its_cache_on_real_workers() {
         assert_eq!(answer.status, 200, "{}", answer.text);
         assert_eq!(answer.header("x-homing-session"), Some("k"));
         let response = answer.json();
-        let cached = response["usage"]["input_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        let cached = response["usage"]["input_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap();
         assert!(turn == 0 || cached > 300, "turn {turn}: {}", response["usage"]);
-        assert!(turn == 0 || answer.header("x-homing-path") == Some("append"), "turn {turn}");
+        assert!(
+            turn == 0 || answer.header("x-homing-path") == Some("append"),
+            "turn {turn}"
+        );
         let list = input.as_array_mut().unwrap();
         list.extend(response["output"].as_array().unwrap().iter().cloned());
         list.push(json!({"role": "user", "content": format!("And then, {turn}?")}));

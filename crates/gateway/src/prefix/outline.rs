@@ -1,0 +1,106 @@
+//! What is remembered of a request to tell where the next one differs: a digest of each tool, of each line of the system
+//! prompt and of each message. No text is kept.
+
+use bytes::Bytes;
+use homing_kv::Prompt;
+use homing_wire::openai::Body;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+
+/// Lines of a system prompt that are told apart; what follows counts as one.
+const LINES_MAX: usize = 4_096;
+
+/// A request in digests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outline {
+    pub(super) tools: Vec<u64>,
+    /// Lines of the first message, where it is the system's.
+    pub(super) system: Vec<u64>,
+    /// All messages, the system's among them.
+    pub(super) messages: Vec<u64>,
+}
+
+/// A request that was seen before.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) outline: Outline,
+    pub(super) prompt: Prompt,
+}
+
+/// A request that has just come: its outline, and the text of its system prompt.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fresh {
+    pub(super) outline: Outline,
+    pub(super) system_text: String,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    role: Cow<'a, str>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    #[serde(default)]
+    text: String,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+impl Fresh {
+    /// Of a request to `/v1/chat/completions`. What is malformed has an empty outline: it is refused elsewhere.
+    pub(crate) fn of_chat(body: &Body) -> Self {
+        let messages = elements(body.get("messages"));
+        let system_text = messages
+            .first()
+            .and_then(|first| system_text(first))
+            .unwrap_or_default();
+        let outline = Outline {
+            tools: elements(body.get("tools")).iter().map(|tool| digest(tool)).collect(),
+            system: system_text
+                .splitn(LINES_MAX, '\n')
+                .map(|line| digest(line.as_bytes()))
+                .collect(),
+            messages: messages.iter().map(|message| digest(message)).collect(),
+        };
+        Self { outline, system_text }
+    }
+}
+
+/// The elements of a list, each as its JSON text.
+pub(super) fn elements(list: Option<&Bytes>) -> Vec<Bytes> {
+    let Some(list) = list else { return Vec::new() };
+    let elements: Vec<&RawValue> = serde_json::from_slice(list).unwrap_or_default();
+    elements
+        .into_iter()
+        .map(|element| list.slice_ref(element.get().as_bytes()))
+        .collect()
+}
+
+/// The text of a message of the system.
+fn system_text(message: &Bytes) -> Option<String> {
+    let message: Message<'_> = serde_json::from_slice(message).ok()?;
+    if !matches!(message.role.as_ref(), "system" | "developer") {
+        return None;
+    }
+    match serde_json::from_str(message.content?.get()).ok()? {
+        Content::Text(text) => Some(text),
+        Content::Parts(parts) => Some(parts.into_iter().map(|part| part.text).collect::<Vec<_>>().join("\n")),
+    }
+}
+
+/// Enough to tell texts of one session apart.
+pub(super) fn digest(bytes: &[u8]) -> u64 {
+    let mut first = [0; 8];
+    first.copy_from_slice(&blake3::hash(bytes).as_bytes()[..8]);
+    u64::from_le_bytes(first)
+}
