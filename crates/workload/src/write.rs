@@ -70,9 +70,9 @@ fn same_names(trace: &Trace) -> usize {
     let mut taken = |(index, session): (usize, &Session)| {
         let agents: BTreeSet<u32> = session.turns.iter().map(|turn| turn.agent).collect();
         let names = agents.into_iter().map(|agent| agent_name(session, agent));
-        names.fold(false, |taken, name| {
-            *owners.entry(name).or_insert(index) != index || taken
-        })
+        // Each name is taken down, whatever the others are.
+        let taken = names.filter(|name| *owners.entry(name.clone()).or_insert(index) != index);
+        taken.count() > 0
     };
     trace
         .sessions

@@ -11,7 +11,7 @@
 //! that of the first row's trajectory. Rows may come in any order that their waits allow to be sorted. A row that waits
 //! for nothing is sent at its time; one that waits, after its wait, whatever its time.
 
-use super::fields::Object;
+use super::fields::{Dates, Object};
 use super::mooncake::{self, BlockSize};
 use super::{LineReader, TraceProblem};
 use crate::ids::share;
@@ -28,6 +28,7 @@ pub(super) struct Reader {
     rows: Vec<Row>,
     /// The rows by `request_id`.
     names: BTreeMap<String, usize>,
+    dates: Dates,
 }
 
 #[derive(Debug)]
@@ -41,11 +42,12 @@ struct Row {
 }
 
 impl Reader {
-    pub(super) const fn new(block_size: Option<u32>) -> Self {
+    pub(super) fn new(block_size: Option<u32>) -> Self {
         Self {
             block_size: BlockSize::new(block_size),
             rows: Vec::new(),
             names: BTreeMap::new(),
+            dates: Dates::default(),
         }
     }
 }
@@ -56,11 +58,15 @@ impl LineReader for Reader {
         let trajectory = line.optional("session_id", "the name of the agent's trajectory")?;
         let delay = line.optional_duration("delay", 1e-3, TIME)?;
         let tool_wait = line.optional_duration("tool_wait_ms", 1e-3, TIME)?;
+        let time = line.optional_date("timestamp", 1e-3, TIME)?;
+        if let Some(time) = time {
+            self.dates.check(line, "timestamp", time)?;
+        }
         let row = Row {
             line: line.line,
             trajectory: trajectory.unwrap_or_else(|| id.clone()),
             wait_for: line.optional("wait_for", "a list of request ids")?.unwrap_or_default(),
-            time: line.optional_duration("timestamp", 1e-3, TIME)?,
+            time,
             wait: delay.map_or(tool_wait, |delay| Some(delay + tool_wait.unwrap_or_default())),
             turn: mooncake::turn(line, self.block_size.of(line)?)?,
         };

@@ -8,7 +8,7 @@
 //! longer time. The trace has no service times, so that the gap after a parent is the distance of their arrivals: more
 //! than the client waited, by what the service took then.
 
-use super::fields::Object;
+use super::fields::{Dates, Object};
 use super::{LineReader, TraceProblem};
 use crate::ids::share;
 use crate::trace::{Session, Turn};
@@ -26,6 +26,7 @@ pub(super) struct Reader {
     rows: BTreeMap<i64, Row>,
     /// Parents that no row has been so far, and the first line that names them.
     unknown: BTreeMap<i64, u64>,
+    dates: Dates,
 }
 
 /// Where a row went.
@@ -40,7 +41,8 @@ impl LineReader for Reader {
     fn read(&mut self, line: &Object<'_>, sessions: &mut Vec<Session>) -> Result<(), TraceProblem> {
         let chat: i64 = line.required("chat_id", "a number of its own")?;
         let parent: i64 = line.required("parent_chat_id", "the `chat_id` of the request before, or -1")?;
-        let time = line.duration("timestamp", 1.0, TIME)?;
+        let time = line.date("timestamp", 1.0, TIME)?;
+        self.dates.check(line, "timestamp", time)?;
         let mut turn = super::mooncake::turn(line, BLOCK_SIZE)?;
         self.check_order(line, chat, parent)?;
         let row = match self.rows.get(&parent).copied() {

@@ -9,7 +9,7 @@
 //! Each row is a session of one turn that shares nothing with others, in blocks of 64 tokens (neither trace has
 //! blocks). Times count from the earliest row. A recorded 0 (failed requests of `BurstGPT`) becomes 1 token.
 
-use super::fields::{MAX_NANOSECONDS, MAX_TOKENS, shortened};
+use super::fields::{MAX_TOKENS, YEAR, shortened};
 use super::{TraceError, TraceProblem, quoted};
 use crate::content::{Scope, local_id};
 use crate::trace::{Session, Turn};
@@ -75,11 +75,11 @@ pub(super) fn read(input: impl BufRead, first: u64, max_sessions: usize) -> Resu
         rows.push(table.row(lines.line, &text).map_err(at)?);
     }
     let earliest = rows.iter().map(|row| row.time).min().unwrap_or_default();
-    if let Some(late) = rows.iter().find(|row| (row.time - earliest) as f64 > MAX_NANOSECONDS) {
-        let years = "a time within a hundred years of the earliest row's";
+    if let Some(late) = rows.iter().find(|row| (row.time - earliest) as u128 > YEAR.as_nanos()) {
+        let expected = "a time within a year of the earliest row's";
         return Err(TraceError {
             line: late.line,
-            problem: wrong(table.columns.time, &late.text, years),
+            problem: wrong(table.columns.time, &late.text, expected),
         });
     }
     let session = |(index, row): (usize, &Row)| Session {
@@ -393,8 +393,7 @@ mod tests {
         );
         check_error(
             &format!("{AZURE}1523-11-16 18:17:03,1,2"),
-            "line 2: field `TIMESTAMP` is `2023-11-16 18:17:03.9799600`, expected a time within a hundred years of the earliest \
-             row's",
+            "line 2: field `TIMESTAMP` is `2023-11-16 18:17:03.9799600`, expected a time within a year of the earliest row's",
         );
         check_error(
             &format!("{BURST}6,\"GPT-4, new\",1,2,3,log"),

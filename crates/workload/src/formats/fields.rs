@@ -10,8 +10,11 @@ use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-/// A hundred years: no time of a trace is longer.
-pub(super) const MAX_NANOSECONDS: f64 = 100.0 * 366.0 * 86_400.0 * 1e9;
+/// A year: no trace is longer, and no gap of one; a simulation would have to pass the time.
+pub(super) const YEAR: Duration = Duration::from_secs(366 * 86_400);
+
+/// What counts from some epoch, and not from the trace's start, may be so long after it.
+const MAX_DATE: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 /// A prompt or an answer may have so many tokens; what is above this is none, but would fill the memory with block ids
 /// or a simulation with steps.
@@ -83,18 +86,7 @@ impl<'a> Object<'a> {
         })
     }
 
-    /// The field's value, a time that is at least 0, in units of `unit` seconds.
-    pub(super) fn duration(&self, field: &str, unit: f64, expected: &str) -> Result<Duration, TraceProblem> {
-        match self.optional_duration(field, unit, expected)? {
-            Some(time) => Ok(time),
-            None => Err(TraceProblem::Missing {
-                field: self.place(field),
-                expected: expected.to_owned(),
-            }),
-        }
-    }
-
-    /// The field's value, a time that is at least 0, in units of `unit` seconds, or nothing.
+    /// The field's value, a time that is at least 0 and at most a [`YEAR`], in units of `unit` seconds, or nothing.
     pub(super) fn optional_duration(
         &self,
         field: &str,
@@ -102,21 +94,43 @@ impl<'a> Object<'a> {
         expected: &str,
     ) -> Result<Option<Duration>, TraceProblem> {
         let time = self.optional_time(field, unit, expected)?;
-        // Rounded, so that what was written as a fraction comes back as it was.
-        Ok(time.map(|value| Duration::from_nanos((value * (unit * 1e9)).round() as u64)))
+        Ok(time.map(|value| rounded(value, unit)))
     }
 
-    /// The field's value, a time that is at least 0 and at most [`MAX_NANOSECONDS`], in units of `unit` seconds and given
-    /// in these, or nothing.
+    /// The same as a number in these units.
     pub(super) fn optional_time(&self, field: &str, unit: f64, expected: &str) -> Result<Option<f64>, TraceProblem> {
         match self.optional::<f64>(field, expected)? {
             Some(value) if value < 0.0 => Err(self.wrong(field, &value.to_string(), expected)),
-            Some(value) if value * (unit * 1e9) > MAX_NANOSECONDS => Err(self.wrong(
-                field,
-                &value.to_string(),
-                &format!("{expected}, within a hundred years"),
-            )),
+            Some(value) if value * unit > YEAR.as_secs_f64() => {
+                Err(self.wrong(field, &value.to_string(), &format!("{expected}, within a year")))
+            }
             value => Ok(value),
+        }
+    }
+
+    /// The field's value, a time from the trace's start or from some epoch, in units of `unit` seconds, or nothing.
+    pub(super) fn optional_date(
+        &self,
+        field: &str,
+        unit: f64,
+        expected: &str,
+    ) -> Result<Option<Duration>, TraceProblem> {
+        let date = self.optional::<f64>(field, expected)?;
+        let good = |date: &f64| (0.0..=MAX_DATE.as_secs_f64()).contains(&(date * unit));
+        match date.filter(|date| !good(date)) {
+            Some(date) => Err(self.wrong(field, &date.to_string(), expected)),
+            None => Ok(date.map(|date| rounded(date, unit))),
+        }
+    }
+
+    /// The field's value as [`Self::optional_date`] has it.
+    pub(super) fn date(&self, field: &str, unit: f64, expected: &str) -> Result<Duration, TraceProblem> {
+        match self.optional_date(field, unit, expected)? {
+            Some(date) => Ok(date),
+            None => Err(TraceProblem::Missing {
+                field: self.place(field),
+                expected: expected.to_owned(),
+            }),
         }
     }
 
@@ -207,6 +221,29 @@ impl<'a> Object<'a> {
 
     fn place(&self, field: &str) -> String {
         format!("{}{field}", self.path)
+    }
+}
+
+/// A time of `unit` seconds, rounded, so that what was written as a fraction comes back as it was.
+fn rounded(value: f64, unit: f64) -> Duration {
+    Duration::from_nanos((value * (unit * 1e9)).round() as u64)
+}
+
+/// The times of a trace's rows, which lie within a year.
+#[derive(Debug, Default)]
+pub(super) struct Dates {
+    first: Option<Duration>,
+}
+
+impl Dates {
+    /// Checks the time that a row has in `field`.
+    pub(super) fn check(&mut self, row: &Object<'_>, field: &str, time: Duration) -> Result<(), TraceProblem> {
+        let first = *self.first.get_or_insert(time);
+        if time.abs_diff(first) <= YEAR {
+            return Ok(());
+        }
+        let found = row.fields.get(field).map_or("", |raw| raw.get());
+        Err(row.wrong(field, found, "a time within a year of the first row's"))
     }
 }
 

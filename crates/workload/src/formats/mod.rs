@@ -16,7 +16,7 @@ mod mooncake;
 mod objects;
 
 use crate::trace::{Session, Trace};
-use fields::Object;
+use fields::{Object, YEAR};
 use items::Items;
 use objects::{MAX_OBJECT_BYTES, Objects};
 use std::io::BufRead;
@@ -197,7 +197,7 @@ impl Format {
             Self::ClaudeCode => Box::new(claude_code::Reader::new(options.shared_boilerplate)),
             Self::Agentic => Box::new(agentic::Reader::new(options.block_size)),
             Self::Bailian => Box::new(bailian::Reader::default()),
-            Self::Mooncake => Box::new(mooncake::Reader(mooncake::BlockSize::new(options.block_size))),
+            Self::Mooncake => Box::new(mooncake::Reader::new(options.block_size)),
         }
     }
 }
@@ -274,7 +274,7 @@ pub fn read_trace_with(name: &str, mut input: impl BufRead, options: &ReadOption
         line,
         problem: error.into(),
     })?;
-    let (block_size, sessions) = match first {
+    let (block_size, mut sessions) = match first {
         None => {
             return Err(TraceError {
                 line: 1,
@@ -291,11 +291,27 @@ pub fn read_trace_with(name: &str, mut input: impl BufRead, options: &ReadOption
             problem: TraceProblem::Empty,
         });
     }
+    count_from_earliest(&mut sessions);
     Ok(Trace {
         name: name.to_owned(),
         block_size,
         sessions,
     })
+}
+
+/// Starts that count from an epoch, more than a year before the earliest of them, count from that one instead: nobody
+/// waits for 1970 to pass.
+fn count_from_earliest(sessions: &mut [Session]) {
+    let earliest = sessions
+        .iter()
+        .filter_map(|session| session.start)
+        .min()
+        .unwrap_or_default();
+    if earliest > YEAR {
+        for start in sessions.iter_mut().filter_map(|session| session.start.as_mut()) {
+            *start -= earliest;
+        }
+    }
 }
 
 /// The first byte that is neither space nor a mark of the encoding, still to be read, and its line.

@@ -4,7 +4,7 @@
 //! they share by their ids. The last id may be that of a partial block; a partial block has no content id in a
 //! [`Turn`], and is dropped here.
 
-use super::fields::Object;
+use super::fields::{Dates, Object};
 use super::{LineReader, TraceProblem};
 use crate::trace::{Session, Turn};
 use homing_units::Duration;
@@ -49,13 +49,26 @@ impl BlockSize {
 
 /// Reads rows.
 #[derive(Debug)]
-pub(super) struct Reader(pub(super) BlockSize);
+pub(super) struct Reader {
+    block_size: BlockSize,
+    dates: Dates,
+}
+
+impl Reader {
+    pub(super) fn new(block_size: Option<u32>) -> Self {
+        Self {
+            block_size: BlockSize::new(block_size),
+            dates: Dates::default(),
+        }
+    }
+}
 
 impl LineReader for Reader {
     fn read(&mut self, line: &Object<'_>, sessions: &mut Vec<Session>) -> Result<(), TraceProblem> {
         let expected = "the time of arrival in milliseconds, at least 0";
-        let start = line.duration("timestamp", 1e-3, expected)?;
-        let turn = turn(line, self.0.of(line)?)?;
+        let start = line.date("timestamp", 1e-3, expected)?;
+        self.dates.check(line, "timestamp", start)?;
+        let turn = turn(line, self.block_size.of(line)?)?;
         sessions.push(Session {
             id: format!("row-{}", sessions.len() + 1),
             start: Some(start),
@@ -65,7 +78,7 @@ impl LineReader for Reader {
     }
 
     fn block_size(&self) -> u32 {
-        self.0.get()
+        self.block_size.get()
     }
 }
 
@@ -125,6 +138,23 @@ mod tests {
     }
 
     #[test]
+    fn dates_count_from_the_earliest() {
+        let row =
+            |time: u64| format!(r#"{{"timestamp": {time}, "input_length": 3, "output_length": 5, "hash_ids": [0]}}"#);
+        let check = |times: [u64; 2], expected: [u64; 2]| {
+            let text = times.map(row).join("\n");
+            let trace = read_trace("test", text.as_bytes()).expect("good rows");
+            let starts = trace
+                .sessions
+                .iter()
+                .map(|session| session.start.expect("a time").as_millis() as u64);
+            assert_eq!(starts.collect::<Vec<_>>(), expected, "{times:?}");
+        };
+        check([1_700_000_000_700, 1_700_000_000_000], [700, 0]);
+        check([86_400_000, 86_400_500], [86_400_000, 86_400_500]);
+    }
+
+    #[test]
     fn a_broken_row_names_its_field() {
         check_error(
             r#"{"timestamp": 0, "input_length": 1025, "output_length": 5, "hash_ids": [0, 1]}"#,
@@ -156,8 +186,12 @@ mod tests {
         );
         check_error(
             r#"{"timestamp": 1e17, "input_length": 3, "output_length": 5, "hash_ids": [0]}"#,
-            "line 1: field `timestamp` is `100000000000000000`, expected the time of arrival in milliseconds, at least 0, \
-             within a hundred years",
+            "line 1: field `timestamp` is `100000000000000000`, expected the time of arrival in milliseconds, at least 0",
+        );
+        check_error(
+            r#"{"timestamp": 0, "input_length": 3, "output_length": 5, "hash_ids": [0]}
+{"timestamp": 1700000000000, "input_length": 3, "output_length": 5, "hash_ids": [0]}"#,
+            "line 2: field `timestamp` is `1700000000000`, expected a time within a year of the first row's",
         );
         check_error(
             r#"{"timestamp": 0, "input_length": 3, "output_length": 5, "hash_ids": [0], "timestamp": 1}"#,

@@ -143,21 +143,37 @@ fn plans(sessions: u32, rng: &mut Rng) -> Vec<Plan> {
     let weights: Vec<f64> = (0..sessions)
         .map(|index| FOLLOWERS.at((f64::from(index) + 0.5) / f64::from(sessions)))
         .collect();
-    let mut followers = apportioned(&weights, requests - sessions);
-    shuffle(&mut followers, rng);
-    let mut firsts = Pool::spread(FIRST, sessions as usize, rng);
+    let followers = dealt(apportioned(&weights, requests - sessions), rng);
+    let firsts = (0..sessions).map(|index| FIRST.at((f64::from(index) + 0.5) / f64::from(sessions)));
     let mut outputs = Pool::spread(OUTPUT, requests as usize, rng);
     let mut new = Pool::spread(NEW, (requests - sessions) as usize, rng);
-    followers
-        .into_iter()
-        .map(|followers| Plan {
-            first: firsts.next(),
+    let mut plans: Vec<Plan> = firsts
+        .zip(followers)
+        .map(|(first, followers)| Plan {
+            first,
             outputs: (0..=followers)
                 .map(|_| outputs.next().round().clamp(1.0, OUTPUT_MAX) as u32)
                 .collect(),
             new: (0..followers).map(|_| new.next()).collect(),
         })
-        .collect()
+        .collect();
+    shuffle(&mut plans, rng);
+    plans
+}
+
+/// Rising values in an order in which each stretch has small and large ones, like cards dealt to a few players; so that
+/// sessions of all sizes have short and long ones among them, whatever the seed.
+fn dealt(values: Vec<u32>, rng: &mut Rng) -> Vec<u32> {
+    const PLAYERS: usize = 8;
+    let mut hands = vec![Vec::new(); PLAYERS];
+    for (index, value) in values.into_iter().enumerate() {
+        hands[index % PLAYERS].push(value);
+    }
+    shuffle(&mut hands, rng);
+    for hand in &mut hands {
+        shuffle(hand, rng);
+    }
+    hands.concat()
 }
 
 /// By what the first prompts must be multiplied for so many heavy followers.
