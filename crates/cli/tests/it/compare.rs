@@ -137,6 +137,10 @@ fn what_is_wrong_is_said_in_one_line() {
         &["has no `summary.json`", "run-a` has one"],
     );
     check_wrong(&compare(&[&run, &run.join("requests.jsonl")], &[]), &["not JSON"]);
+    check_wrong(
+        &compare(&[&run, Path::new("/dev/zero")], &[]),
+        &["neither a folder nor a file"],
+    );
 
     let write = |name: &str, text: &str| {
         fs::write(at(name), text).unwrap();

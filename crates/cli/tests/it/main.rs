@@ -2,6 +2,7 @@
 
 mod common;
 mod compare;
+mod endings;
 mod simulate;
 mod trace;
 mod up;

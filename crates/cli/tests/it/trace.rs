@@ -135,3 +135,18 @@ fn bad_input_is_one_line_and_leaves_nothing() {
     check(&["trace", "convert", "gen:e2:sessions=1", &path("")], &["folder"]);
     check(&["trace", "stats", &path("none.jsonl")], &["none.jsonl"]);
 }
+
+#[test]
+fn packed_files_are_known_by_their_bytes_and_cut_ones_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    for packed in ["a.jsonl.zst", "a.jsonl.gz"] {
+        let (packed, renamed, cut) = (path(packed), path("renamed"), path("cut"));
+        done(&["trace", "generate", "gen:e2:sessions=1", &packed]);
+        let bytes = std::fs::read(&packed).expect("it was written");
+        std::fs::write(&renamed, &bytes).expect("it is free");
+        std::fs::write(&cut, &bytes[..bytes.len() / 2]).expect("it is free");
+        assert_eq!(json(&["trace", "stats", &renamed, "--json"])["sessions"], 1);
+        check_refused(folder.path(), &["trace", "stats", &cut], &["line ", "cannot be read"]);
+    }
+}

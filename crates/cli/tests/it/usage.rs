@@ -38,6 +38,27 @@ fn names_that_mean_nothing() {
     );
     check(&["sim", "--trace", "gen:agent", "--runs", "0"], &["--runs"]);
     check(&["sim", "--trace", "gen:agent", "--record"], &["--out"]);
+    check(
+        &["sim", "--trace", "gen:agent", "--concurrency", "-1"],
+        &["'-1'", "1.."],
+    );
+    check(
+        &["sim", "--trace", "gen:agent", "--time-scale", "NaN"],
+        &["NaN", "0.000001"],
+    );
+    check(
+        &["sim", "--trace", "gen:agent:sessions=2", "--max-context", "9"],
+        &["`9`", "nothing to replay", "shortest first prompt"],
+    );
+    check(
+        &["sim", "--trace", "gen:agent", "--policy", "homing:x=1:x=2"],
+        &["x=2", "once"],
+    );
+    check(
+        &["sim", "--trace", "gen:agent", "--cluster", "h200x8-dp:kv=1K:kv=2K"],
+        &["kv=2K", "once"],
+    );
+    check(&["sim", "--trace", "gen:agent:seed=1:seed=2"], &["seed", "twice"]);
     check(&["up", "--model", "tiny", "--kv-tokens", "8"], &["--kv-tokens", "16"]);
     check(&["up", "--workers", "2d1p"], &["1p2d", "3x"]);
     check(&["up", "--step-model", "h900"], &["h900", "h200-qwen3-30b"]);
