@@ -15,8 +15,9 @@
 //! eviction lost, so in this one histories only grow, by 0.5 to 6% a turn, whatever a router then makes of it.
 //!
 //! What calibration was free to choose, and did: one kind of session that starts at 13,000 tokens or more and grows through
-//! the classes, so that medium requests are a session's early ones; 80 sessions; log-normal first prompts (sigma 0.75,
-//! scaled so that exactly 391 later turns are heavy) and numbers of turns (sigma 0.7); log-normal answers of 350 tokens
+//! the classes, so that medium requests are a session's early ones; 85 sessions; log-normal first prompts (sigma 0.75,
+//! scaled so that exactly 391 later turns are heavy) and numbers of turns (sigma 0.7,
+//! dealt so that sessions of all sizes have short and long ones among them); log-normal answers of 330 tokens
 //! (median; sigma 1.0); starts within 60 s; gaps between turns as in the validation report. The step model and the chunk
 //! budget are the simulator's own (chunks of 512 and of 1,400 tokens fitted no better). Tried on the way, and further from
 //! the baseline: sessions that stay in a class (medium TTFT as slow as heavy at the load that the TPOT needs), first
@@ -40,7 +41,7 @@ use crate::trace::{Session, Turn};
 use homing_units::{Duration, Rng, rng_for};
 
 const BLOCK_SIZE: u32 = 16;
-const SESSIONS: u32 = 80;
+const SESSIONS: u32 = 85;
 const REQUESTS: u32 = 850;
 
 /// What all sessions begin with.
@@ -79,7 +80,7 @@ const FOLLOWERS: Distribution = Distribution::LogNormal {
 
 /// Tokens of an answer.
 const OUTPUT: Distribution = Distribution::LogNormal {
-    median: 350.0,
+    median: 330.0,
     sigma: 1.0,
 };
 const OUTPUT_MAX: f64 = 4000.0;
@@ -293,7 +294,7 @@ mod tests {
             let prompts: u64 = turns.clone().map(|turn| u64::from(turn.prompt_tokens)).sum();
             let outputs: u64 = turns.map(|turn| u64::from(turn.output_tokens)).sum();
             assert!((34_000_000..40_000_000).contains(&prompts), "{prompts}, seed {seed}");
-            assert_eq!(outputs, 478_707, "the answers are spread, not drawn; seed {seed}");
+            assert!((440_000..462_000).contains(&outputs), "{outputs}, seed {seed}");
         }
     }
 
@@ -309,8 +310,8 @@ mod tests {
 
     #[test]
     fn other_sizes_are_in_proportion() {
-        let trace = generate("gen:elastic850:sessions=8:span_s=10", 1).expect("a good name");
+        let trace = generate("gen:elastic850:sessions=17:span_s=10", 1).expect("a good name");
         trace.check_invariants();
-        assert_eq!((trace.sessions.len(), trace.turn_count()), (8, 85));
+        assert_eq!((trace.sessions.len(), trace.turn_count()), (17, 170));
     }
 }
