@@ -204,12 +204,31 @@ impl WorkloadArgs {
     }
 }
 
+/// What means nothing where a recording says it all.
+const NOT_WITH_EVENTS: [&str; 15] = [
+    "trace",
+    "cluster",
+    "policy",
+    "record",
+    "out",
+    "runs",
+    "seed",
+    "time_scale",
+    "concurrency",
+    "rate",
+    "max_inflight",
+    "sessions",
+    "max_turns",
+    "max_context",
+    "keep_order",
+];
+
 /// `homing sim`
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct Sim {
     /// Feed a recording through the core instead, and compare its actions.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "cluster", "record"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = NOT_WITH_EVENTS)]
     pub events: Option<PathBuf>,
     #[command(flatten)]
     pub workload: WorkloadArgs,

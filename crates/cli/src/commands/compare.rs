@@ -155,7 +155,8 @@ fn source(run: &Path, file: &Path) -> Result<Source> {
             )));
         }
     }
-    let report: Report = serde_json::from_value(value)
+    // Read from the text, so that an error has its place.
+    let report: Report = serde_json::from_str(&text)
         .map_err(|error| Usage::error(format_args!("`{shown}` does not hold `{SCHEMA}`: {error}")))?;
     if report.runs.is_empty() {
         return Err(Usage::error(format_args!(
@@ -206,11 +207,18 @@ fn lines<T: LogLine + DeserializeOwned>(file: &Path) -> Result<Vec<T>> {
             Usage::error(format_args!("`{}` line {}: {error}", file.display(), index + 1))
         };
         let line = line.map_err(|error| wrong(&error))?;
-        if !line.is_empty() {
-            lines.push(serde_json::from_str(&line).map_err(|error| wrong(&error))?);
+        if !line.trim().is_empty() {
+            lines.push(serde_json::from_str(&line).map_err(|error| wrong(&of_line(&error)))?);
         }
     }
     Ok(lines)
+}
+
+/// What the parser says of one line; it counts lines within that.
+fn of_line(error: &serde_json::Error) -> String {
+    let said = error.to_string();
+    let reason = said.split(" at line ").next().unwrap_or(&said);
+    format!("{reason}, at column {}", error.column())
 }
 
 #[cfg(test)]

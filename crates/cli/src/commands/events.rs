@@ -11,6 +11,10 @@ use std::path::Path;
 /// Replays a recording; it fails where the core does not do what it did then.
 pub fn run(path: &Path, json: bool) -> Result<()> {
     let wrong = |error: &dyn std::fmt::Display| Usage::error(format_args!("recording `{}`: {error}", path.display()));
+    // A device would be read without end.
+    if path.exists() && !path.is_file() {
+        return Err(wrong(&"is no file, expected what `--record` wrote"));
+    }
     let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
     let outcome = replay_events(&bytes).map_err(|EventsError(error)| match error {
         ReplayError::Recording(_) => wrong(&error),

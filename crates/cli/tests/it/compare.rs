@@ -156,6 +156,11 @@ fn what_is_wrong_is_said_in_one_line() {
         &["missing field"],
     );
     let mut report: Value = serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap();
+    report["runs"][0]["requests"] = (-5).into();
+    check_wrong(
+        &compare(&[&run, &write("negative.json", &report.to_string())], &[]),
+        &["`-5`", "line 1 column"],
+    );
     report["runs"] = Value::Array(Vec::new());
     check_wrong(
         &compare(&[&run, &write("empty.json", &report.to_string())], &[]),
@@ -173,7 +178,7 @@ fn what_is_wrong_is_said_in_one_line() {
     fs::write(run.join("requests.jsonl"), "{}\n").unwrap();
     check_wrong(
         &compare(&[&run], &["--html", at("page.html").to_str().unwrap()]),
-        &["requests.jsonl` line 1", "missing field"],
+        &["requests.jsonl` line 1: missing field", "at column 2"],
     );
     assert!(!at("page.html").exists(), "never a partial page");
 }

@@ -77,6 +77,12 @@ fn names_that_mean_nothing() {
         &["http://127.0.0.1:1"],
     );
     check(&["sim", "--events", "no-such.bin"], &["no-such.bin"]);
+    check(&["sim", "--events", "x.bin", "--out", "run"], &["--events", "--out"]);
+    check(
+        &["sim", "--events", "x.bin", "--policy", "homing"],
+        &["--events", "--policy"],
+    );
+    check(&["sim", "--events", "/dev/zero"], &["/dev/zero", "--record"]);
 }
 
 #[test]
