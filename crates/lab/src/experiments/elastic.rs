@@ -4,6 +4,7 @@
 //! differ more than versions do; an order is therefore one of figures by those of `linear` on the same trace.
 
 mod analysis;
+mod causes;
 
 use super::{Experiment, Get, sample};
 use crate::observe::Observed;
@@ -50,13 +51,20 @@ const OTHERS: [&str; 5] = [
 ];
 
 /// Readings of the text that are not the defaults.
-const READINGS: [&str; 5] = [
+const READINGS: [&str; 6] = [
     "linear:ties=idlest",
     "unified-v2:ties=idlest",
     "unified-v3:decode=context",
     "contention:gate=1000",
     "lazy-migration:gate=1000",
+    TIGHT_GATE,
 ];
+
+/// Approaches A and B with a gate as tight as the trigger. The paper does not say where its gate stands.
+const TIGHT_GATE: &str = "lazy-migration:gate=1.5:gate_plus=0";
+
+/// Approach A with the speed that the step model has at prompts of 50,000 tokens.
+const TRUE_SPEED: &str = "contention:throughput=5000";
 
 /// A pool in which nothing is ever evicted.
 const LARGE_POOL: &str = "h20x8-dp:kv=4000K";
@@ -86,10 +94,19 @@ fn balance(run: &Observed) -> Option<f64> {
 }
 
 fn run_on(cluster: &str, policy: &str) -> Setup {
-    Setup::new("gen:elastic850", cluster, policy)
+    recorded("gen:elastic850", cluster, policy)
+}
+
+fn recorded(trace: &str, cluster: &str, policy: &str) -> Setup {
+    Setup::new(trace, cluster, policy)
         .time_scale(1)
         .arrivals(Arrivals::Recorded)
         .seeds(10)
+}
+
+/// `unified-v2` where sessions start one by one, so that little prefill is pending when one does.
+fn sparse_v2() -> Setup {
+    recorded("gen:elastic850:span_s=2400", "h20x8-dp", "unified-v2")
 }
 
 fn run_of(policy: &str) -> Setup {
@@ -98,14 +115,19 @@ fn run_of(policy: &str) -> Setup {
 
 fn setups() -> Vec<Setup> {
     let mut setups: Vec<Setup> = shown().map(run_of).collect();
-    setups.extend(VERSIONS.map(|(policy, _)| run_on(LARGE_POOL, policy)));
+    setups.extend(versions().map(|policy| run_on(LARGE_POOL, policy)));
+    setups.push(sparse_v2());
     setups
+}
+
+/// The paper's versions.
+fn versions() -> impl Iterator<Item = &'static str> {
+    VERSIONS.iter().chain([&LAZY]).map(|(policy, _)| *policy)
 }
 
 /// All policies of the table.
 fn shown() -> impl Iterator<Item = &'static str> {
-    let versions = VERSIONS.iter().chain([&LAZY]).map(|(policy, _)| *policy);
-    versions.chain(OTHERS).chain(READINGS)
+    versions().chain(OTHERS).chain(READINGS).chain([TRUE_SPEED])
 }
 
 /// A figure of a policy.
@@ -135,7 +157,7 @@ fn section(paper: &Paper, results: &Results) -> Section {
     approach_a(&mut section, paper, results);
     section.row(gain(paper, results));
     section.rows.extend(analysis::rows(paper, results));
-    section.tables.push(versions(results));
+    section.tables.push(all_versions(results));
     section.tables.push(large_pool(results));
     section
 }
@@ -151,13 +173,15 @@ fn order(paper: &Paper, results: &Results) -> Row {
         .collect();
     let keys = VERSIONS.map(|(_, key)| format!("{key}.ttft.p90"));
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    Row::claim(
+    let row = Row::claim(
         paper,
         &keys,
         "TTFT p90 falls from `unified-v2` over `linear` and `unified-v3` to `contention`",
         format!("by `linear`: {}", shown.join(", ")),
         Verdict::falling(&named),
-    )
+    );
+    let row = causes::of_time(row, results, "unified-v3");
+    causes::of_speed(causes::of_time(row, results, "contention"), results)
 }
 
 /// What the paper gives for each version.
@@ -175,7 +199,11 @@ fn version_rows(section: &mut Section, paper: &Paper, results: &Results) {
         for (end, what, get) in rows {
             let (key, what) = (format!("{start}.{end}"), format!("{what}, `{policy}`"));
             let ours = of(results, policy, get);
-            section.row(Row::figure(paper, &key, &what, Expect::Factor(2.0), &ours));
+            let row = Row::figure(paper, &key, &what, Expect::Factor(2.0), &ours);
+            section.row(match end {
+                "balance" => causes::of_balance(row, results, policy),
+                _ => causes::of_time(row, results, policy),
+            });
         }
     }
 }
@@ -186,7 +214,9 @@ fn approach_a(section: &mut Section, paper: &Paper, results: &Results) {
     for (end, what, get) in FIGURES.into_iter().filter(|(end, ..)| others.contains(end)) {
         let (key, what) = (format!("elastic.a.{end}"), format!("{what}, `contention`"));
         let ours = of(results, "contention", get);
-        section.row(Row::figure(paper, &key, &what, Expect::Factor(2.0), &ours));
+        let row = Row::figure(paper, &key, &what, Expect::Factor(2.0), &ours);
+        let row = causes::of_calibration(causes::of_time(row, results, "contention"), paper, results, end, get);
+        section.row(causes::of_speed(row, results));
     }
     let errors = of(results, "contention", |run| Some(run.errors()));
     section.row(Row::figure(
@@ -203,11 +233,12 @@ fn gain(paper: &Paper, results: &Results) -> Row {
     let by_linear = ratio(results, &run_of("unified-v3"), &run_of(LINEAR), p90);
     let gain = Sample::of(by_linear.values.iter().map(|ratio| Some((1.0 - ratio) * 100.0)));
     let what = "TTFT p90 of `unified-v3` below that of `linear`, at least half of theirs";
-    Row::figure(paper, "elastic.v3_gain", what, Expect::AtLeast(18.5), &gain)
+    let row = Row::figure(paper, "elastic.v3_gain", what, Expect::AtLeast(18.5), &gain);
+    causes::of_time(row, results, "unified-v3")
 }
 
 /// All versions, what was not theirs, and the other readings.
-fn versions(results: &Results) -> Table {
+fn all_versions(results: &Results) -> Table {
     let mut heads = vec!["policy"];
     heads.extend(FIGURES.map(|(_, what, _)| what));
     heads.extend(["TTFT p90 by `linear`", "tokens max/min", "hit ratio", "moves forced"]);
@@ -234,7 +265,7 @@ fn large_pool(results: &Results) -> Table {
         "The same with pools of 4,000,000 tokens, from which nothing is evicted",
         &heads,
     );
-    for (policy, _) in VERSIONS {
+    for policy in versions() {
         let setup = run_on(LARGE_POOL, policy);
         table.row(vec![
             format!("`{policy}`"),

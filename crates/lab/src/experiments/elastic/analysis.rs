@@ -5,7 +5,7 @@
 //! 14,000 tokens a second that the cost model assumes. A move is a candidate that another worker served than the session's
 //! request before.
 
-use super::{Get, LAZY, of, run_of};
+use super::{Get, LAZY, TIGHT_GATE, causes, of};
 use crate::observe::Observed;
 use crate::paper::Paper;
 use crate::results::Results;
@@ -84,7 +84,6 @@ fn possible_ttft(run: &Observed) -> Option<f64> {
     mean(candidates(run).iter().map(|(request, _)| possible_s(request)))
 }
 
-/// The mean wait of candidates for others: what they waited less what they had to.
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let values: Vec<f64> = values.collect();
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
@@ -106,7 +105,7 @@ pub(super) fn rows(paper: &Paper, results: &Results) -> Vec<Row> {
     let figure = |key: &str, what: &str, expect: Expect, ours: &Sample| {
         Row::figure(paper, key, &format!("{what}, `{V3}`"), expect, ours)
     };
-    vec![
+    let rows = vec![
         figure(
             "lazy.candidates",
             "heavy requests after a session's first (by construction)",
@@ -137,9 +136,25 @@ pub(super) fn rows(paper: &Paper, results: &Results) -> Vec<Row> {
             Expect::Factor(2.0),
             &at(possible_ttft),
         ),
-        offloads(paper, results),
-        lazy(paper, results),
-    ]
+    ];
+    let mut rows: Vec<Row> = rows.into_iter().map(|row| why(row, results)).collect();
+    rows.extend([offloads(paper, results), lazy(paper, results)]);
+    rows
+}
+
+/// What these runs show of a candidate's wait.
+fn why(row: Row, results: &Results) -> Row {
+    let [moved, evicted, victims] = [moved as Get, evicted, victims].map(|get| of(results, V3, get));
+    causes::of_time(row, results, V3).because(
+        true,
+        format!(
+            "Of the heavy later requests {} moved, {} stayed and had lost their KV to eviction, and {} were served from the cache after \
+             more than 5 s.",
+            estimate(&moved, ""),
+            estimate(&evicted, ""),
+            estimate(&victims, "")
+        ),
+    )
 }
 
 /// The paper's 8 offloads were 2 moves of a session and 6 of a first turn, which our versions do not know.
@@ -162,6 +177,21 @@ fn offloads(paper: &Paper, results: &Results) -> Row {
 fn lazy(paper: &Paper, results: &Results) -> Row {
     let moves = of(results, LAZY.0, forced_moves);
     let what = "migrations that `lazy-migration` triggers at 1.5";
-    let _ = run_of;
-    Row::figure(paper, "lazy.migrations", what, Expect::AtMost(0.0), &moves)
+    let tight = of(results, TIGHT_GATE, forced_moves);
+    let fewer = tight.mean() < moves.mean() && tight.differs_from(&moves);
+    let row = Row::figure(paper, "lazy.migrations", what, Expect::AtMost(0.0), &moves);
+    row.because(
+        fewer,
+        format!(
+            "It depends on the hard gate, whose bound the paper does not state: {} with one at 1.5 times the average.",
+            estimate(&tight, "migrations")
+        ),
+    )
+    .because(
+        !fewer,
+        format!(
+            "An instance is above 1.5 times the average for moments, whatever the gate: {} with one at 1.5 times the average.",
+            estimate(&tight, "migrations")
+        ),
+    )
 }
