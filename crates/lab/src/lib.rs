@@ -19,6 +19,6 @@ pub use observe::Observed;
 pub use paper::Paper;
 pub use results::Results;
 pub use sample::Sample;
-pub use section::{Row, Section, Table};
+pub use section::{Row, Section, Shared, Table};
 pub use setup::{Arrivals, Setup};
 pub use verdict::{Expect, Verdict};

@@ -7,6 +7,7 @@ use crate::setup::{Setup, SetupError};
 use homing_report::logs::{AdmissionLine, BindingLine, DecisionLine, EvictionLine, LogLine, TransferLine};
 use homing_report::{Path, RequestRecord, Run, RunRecord};
 use homing_sim::{Logs, simulate};
+use homing_units::Instant;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -93,6 +94,19 @@ impl Observed {
             .iter()
             .filter_map(|request| request.worker.as_deref());
         tally(self.decode_workers(), given)
+    }
+
+    /// From the end of each request to the next one of its agent, in seconds.
+    #[must_use]
+    pub fn gaps(&self) -> Vec<f64> {
+        let mut ends: BTreeMap<(u32, u32), Instant> = BTreeMap::new();
+        let mut gaps = Vec::new();
+        for request in &self.record.requests {
+            if let Some(end) = ends.insert((request.session, request.agent), request.end) {
+                gaps.push((request.arrival - end).as_secs_f64());
+            }
+        }
+        gaps
     }
 
     /// Requests that each prefill worker was given.

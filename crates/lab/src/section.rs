@@ -122,6 +122,40 @@ impl Row {
     }
 }
 
+/// Reasons that several rows share: the first of these that does not reproduce has them in full, the others point at it.
+#[derive(Clone, Debug, Default)]
+pub struct Shared {
+    reasons: Vec<String>,
+    said_for: Option<String>,
+}
+
+impl Shared {
+    /// These reasons, which hold already.
+    #[must_use]
+    pub fn new(reasons: Vec<String>) -> Self {
+        Self {
+            reasons,
+            said_for: None,
+        }
+    }
+
+    /// The row with them, if it does not reproduce and the condition holds.
+    #[must_use]
+    pub fn explain(&mut self, condition: bool, mut row: Row) -> Row {
+        if !condition || row.verdict.holds() || self.reasons.is_empty() {
+            return row;
+        }
+        match &self.said_for {
+            Some(other) => row.reasons.push(format!("As for *{other}*.")),
+            None => {
+                row.reasons.extend(self.reasons.iter().cloned());
+                self.said_for = Some(row.what.clone());
+            }
+        }
+        row
+    }
+}
+
 impl Table {
     /// A table without rows.
     #[must_use]
@@ -216,7 +250,8 @@ pub fn number(value: f64) -> String {
 }
 
 /// A value as the paper prints it.
-fn plain(value: f64) -> String {
+#[must_use]
+pub fn plain(value: f64) -> String {
     grouped(&format!("{value}"))
 }
 
@@ -280,6 +315,20 @@ mod tests {
             (range(&sample(&[])), each(&sample(&[]))),
             ("none".to_owned(), "none".to_owned())
         );
+    }
+
+    #[test]
+    fn a_shared_reason_is_said_once() {
+        let row = |what: &str, holds: bool| Row::open(what, String::new(), Verdict::shape(holds));
+        let mut why = Shared::new(vec!["pools are small".to_owned()]);
+        assert!(why.explain(true, row("a", true)).reasons.is_empty(), "it reproduces");
+        assert!(
+            why.explain(false, row("b", false)).reasons.is_empty(),
+            "it does not apply"
+        );
+        assert_eq!(why.explain(true, row("c", false)).reasons, ["pools are small"]);
+        assert_eq!(why.explain(true, row("d", false)).reasons, ["As for *c*."]);
+        assert!(Shared::default().explain(true, row("e", false)).reasons.is_empty());
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The sweep that the validation report prepared and could not run: pauses that a full decode worker asks for.
 
-use super::{Experiment, Get, dp, sample, stack};
+use super::{Experiment, Get, dp, kvc, sample, stack};
 use crate::observe::Observed;
 use crate::paper::Paper;
 use crate::results::Results;
 use crate::sample::Sample;
-use crate::section::{Row, Section, Table, each, estimate};
+use crate::section::{Row, Section, Shared, Table, each, estimate};
 use crate::setup::Setup;
 use crate::verdict::{Expect, Verdict};
 
@@ -58,13 +58,15 @@ fn failed_transfers(run: &Observed) -> Option<f64> {
 fn section(paper: &Paper, results: &Results) -> Section {
     let mut section = Section::new("Backpressure, E1 to E4", INTRO, setups());
     let [off, on] = [e1(), e2()].map(|setup| sample(results, &setup, failed_transfers));
-    section.row(Row::figure(
+    let row = Row::figure(
         paper,
         "backpressure.transfer_errors.off",
         "failed transfers of E1",
         Expect::Factor(2.0),
         &off,
-    ));
+    );
+    let more = off.mean() > Some(paper.figure("backpressure.transfer_errors.off").mean());
+    section.row(kvc::why_more_errors(results, &e1()).explain(more, row));
     let row = Row::figure(
         paper,
         "backpressure.transfer_errors.on",
@@ -72,13 +74,15 @@ fn section(paper: &Paper, results: &Results) -> Section {
         Expect::AtMost(50.0),
         &on,
     );
-    section.row(why_not(results, row));
-    section.row(why_not(results, reduction(paper, results)));
-    section.row(Row::open(
+    let mut why = why_not(results);
+    section.row(why.explain(true, row));
+    section.row(why.explain(true, reduction(paper, results)));
+    let row = Row::open(
         "the pauses make E2 distinguishable from E1 in failed transfers",
         format!("{} against {}", estimate(&on, ""), estimate(&off, "")),
         Verdict::shape(off.differs_from(&on)),
-    ));
+    );
+    section.row(why.explain(true, row));
     first_error(paper, results, &mut section);
     real_gaps(results, &mut section);
     section.tables.push(table(results));
@@ -99,25 +103,19 @@ fn reduction(paper: &Paper, results: &Results) -> Row {
 }
 
 /// What the runs show of errors that pauses do not prevent.
-fn why_not(results: &Results, row: Row) -> Row {
-    let at = |get: Get| sample(results, &e2(), get);
-    let dead = at(|run| {
+fn why_not(results: &Results) -> Shared {
+    let dead = sample(results, &e2(), |run| {
         let failed = run.failed_transfers().count();
         (failed > 0).then(|| run.dead_transfers().count() as f64 / failed as f64 * 100.0)
     });
-    let pauses = at(|run| Some(run.pauses.len() as f64));
-    row.because(
-        dead.mean().is_some_and(|dead| dead > 50.0),
+    let most = dead.mean().is_some_and(|dead| dead > 50.0);
+    Shared::new(Vec::from_iter(most.then(|| {
         format!(
             "{} of E2's failed transfers go over links that are on a list of dead peers, and no pause takes a link off it; before that a transfer has waited \
              its 32 s, and a pause lasts 2 s at most and is asked for once a turn.",
             estimate(&dead, "%")
-        ),
-    )
-    .because(
-        pauses.mean() == Some(0.0),
-        "No worker asked for a pause.",
-    )
+        )
+    })))
 }
 
 /// When in a run errors begin.
@@ -128,17 +126,35 @@ fn first_error(paper: &Paper, results: &Results, section: &mut Section) {
         })
     };
     let first = shares(&stack::v5());
+    let requests = sample(results, &stack::v5(), before_first_error);
     section.row(Row::claim(
         paper,
         &["backpressure.first_error_share"],
         "first error of a run of KVC v5, in % of its time; within a factor of 1.5",
-        format!("{}: {}", estimate(&first, "%"), each(&first)),
+        format!(
+            "{}: {}; after {} of its requests",
+            estimate(&first, "%"),
+            each(&first),
+            estimate(&requests, "%")
+        ),
         Verdict::of(
             Expect::Factor(1.5),
             Some(paper.figure("backpressure.first_error_share").mean()),
             &first,
         ),
     ));
+}
+
+/// Requests that were sent before the first one failed, in percent of all.
+fn before_first_error(run: &Observed) -> Option<f64> {
+    let requests = &run.record.requests;
+    let first = requests
+        .iter()
+        .filter(|request| request.error.is_some())
+        .map(|request| request.end)
+        .min()?;
+    let before = requests.iter().filter(|request| request.arrival < first).count();
+    Some(before as f64 / requests.len() as f64 * 100.0)
 }
 
 /// E3 against E4, the comparison that the paper calls the key to its most important open question.
@@ -170,7 +186,7 @@ fn table(results: &Results) -> Table {
             "errors",
             "failed transfers",
             "first error in % of the run",
-            "pauses",
+            "turns that waited in the router",
             "latency mean",
             "latency p99",
             "TTFT p50",
@@ -192,4 +208,22 @@ fn table(results: &Results) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::four_kinds;
+    use super::*;
+
+    #[test]
+    fn requests_before_the_first_error_are_those_sent_before_it_ended() {
+        let mut run = four_kinds();
+        // It was the last of five to be sent, at 10 s, and failed at 11 s.
+        assert_eq!(before_first_error(&run), Some(100.0));
+        run.record.requests[1].error = Some("transfer".to_owned());
+        // Sent at 0 s and 1 s, failed at 3 s.
+        assert_eq!(before_first_error(&run), Some(40.0));
+        run.record.requests.iter_mut().for_each(|request| request.error = None);
+        assert_eq!(before_first_error(&run), None);
+    }
 }

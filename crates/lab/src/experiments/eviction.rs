@@ -4,7 +4,7 @@
 //! eviction it expects at most 500, "leaf by leaf". One choice of the block engine is one leaf block, but one call is one
 //! allocation, which takes as many leaves as it needs: a step's chunk, or all that an import brings. Both are reported.
 
-use super::{Experiment, mean, mechanisms, sample, stack};
+use super::{Experiment, mean, mechanisms, sample, stack, workers};
 use crate::observe::Observed;
 use crate::paper::Paper;
 use crate::results::Results;
@@ -108,13 +108,14 @@ fn section(paper: &Paper, results: &Results) -> Section {
 /// Whole sessions go.
 fn storm(paper: &Paper, results: &Results, section: &mut Section) {
     let of_e3 = |get: fn(&Observed) -> Option<f64>| sample(results, &e3(), get);
-    section.row(Row::figure(
+    let row = Row::figure(
         paper,
         "evict.count",
         "evictions in E3",
         Expect::Factor(3.0),
         &of_e3(|run| Some(count(run))),
-    ));
+    );
+    section.row(workers::why_few_trims(results, &e3(), row));
     section.row(Row::figure(
         paper,
         "evict.tokens",
@@ -125,12 +126,18 @@ fn storm(paper: &Paper, results: &Results, section: &mut Section) {
     let theirs = &paper.figure("evict.sessions").values;
     let share = theirs[0] / theirs[1] * 100.0;
     let hit = of_e3(sessions_hit);
-    section.row(Row::claim(
+    let row = Row::claim(
         paper,
         &["evict.sessions"],
         "sessions of E3 that lost a slot, half of all, within a factor of 1.5",
         estimate(&hit, "% of all"),
         Verdict::of(Expect::Factor(1.5), Some(share), &hit),
+    );
+    let few = of_e3(|run| Some(count(run)));
+    let theirs = paper.figure("evict.count").mean();
+    section.row(row.because(
+        few.mean().is_some_and(|few| few < theirs / 3.0),
+        "There are few evictions: see their number.",
     ));
     let v5 = sample(results, &stack::v5(), |run| mean(&tokens(run, None)));
     section.row(Row::claim(
@@ -237,4 +244,38 @@ fn causes(results: &Results) -> Table {
         }
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{evicted, four_kinds};
+    use super::*;
+
+    #[test]
+    fn slots_are_one_choice_and_blocks_are_one_each() {
+        let mut run = four_kinds();
+        assert_eq!(
+            (tokens_a_choice(&run), small(&run), sessions_hit(&run)),
+            (None, None, Some(0.0))
+        );
+        run.evictions = vec![
+            evicted("d0", EvictionCause::Trim, 48_000, Some(7)),
+            evicted("d1", EvictionCause::Trim, 24_000, Some(7)),
+            // Prefill workers are not asked.
+            evicted("p0", EvictionCause::Step, 240, None),
+        ];
+        assert_eq!(tokens_a_choice(&run), Some(36_000.0));
+        assert_eq!((count(&run), small(&run)), (2.0, Some(0.0)));
+        assert_eq!(sessions_hit(&run), Some(50.0), "one of two sessions, twice");
+        run.evictions = vec![
+            evicted("d0", EvictionCause::Step, 48, None),
+            evicted("d0", EvictionCause::Step, 480, None),
+            evicted("d0", EvictionCause::Import, 24_000, None),
+            evicted("d1", EvictionCause::Import, 504, None),
+        ];
+        assert_eq!(tokens_a_choice(&run), Some(24.0));
+        assert_eq!(small(&run), Some(50.0));
+        assert_eq!(mean(&tokens(&run, Some(EvictionCause::Step))), Some(264.0));
+        assert_eq!(sessions_hit(&run), Some(0.0));
+    }
 }

@@ -5,7 +5,7 @@ use crate::observe::{Observed, is_fallback};
 use crate::paper::Paper;
 use crate::results::Results;
 use crate::sample::Sample;
-use crate::section::{Row, Section, Table, each, estimate, list, number};
+use crate::section::{Row, Section, Shared, Table, each, estimate, list, number};
 use crate::setup::Setup;
 use crate::verdict::{Expect, Verdict};
 
@@ -43,15 +43,15 @@ const FIGURES: [(&str, &str, Get); 5] = [
 fn section(paper: &Paper, results: &Results) -> Section {
     let mut section = Section::new("KVC v5", INTRO, setups());
     errors(paper, results, &mut section);
-    let why = why_faster(paper, results);
+    let mut why = why_faster(paper, results);
     for (key, what, get) in FIGURES {
         let ours = sample(results, &stack::v5(), get);
         let faster = ours.mean() < Some(paper.figure(key).mean());
         let row = Row::figure(paper, key, what, Expect::Factor(2.0), &ours);
-        section.row(why.iter().fold(row, |row, reason| row.because(faster, reason.clone())));
+        section.row(why.explain(faster, row));
     }
     variance(paper, results, &mut section);
-    against_baseline(paper, results, &mut section);
+    against_baseline(paper, results, &mut why, &mut section);
     section.tables.push(runs(results));
     section
 }
@@ -66,16 +66,10 @@ fn errors(paper: &Paper, results: &Results, section: &mut Section) {
         format!("{}: {}", estimate(&errors, ""), each(&errors)),
         Verdict::shape(hundreds),
     );
-    let dead = sample(results, &stack::v5(), |run| {
-        share(run.dead_transfers().count(), run.errors())
-    });
-    section.row(row.because(
-        dead.mean().is_some_and(|dead| dead > 50.0),
-        format!(
-            "{} of the errors are transfers over links on the lists of dead peers, which last for ever: once a link is on it every seed over it fails at once.",
-            estimate(&dead, "%")
-        ),
-    ));
+    let mut why = why_more_errors(results, &stack::v5());
+    let theirs = paper.figure("kvc.errors").mean();
+    let more = errors.mean() > Some(theirs);
+    section.row(why.explain(more, row));
     let spread = errors.spread().map_or_else(|| "none".to_owned(), number);
     section.row(Row::claim(
         paper,
@@ -87,13 +81,26 @@ fn errors(paper: &Paper, results: &Results, section: &mut Section) {
     let share = sample(results, &stack::v5(), |run| {
         share(run.run.errors.total as usize, run.run.requests as f64)
     });
-    section.row(Row::figure(
+    let row = Row::figure(
         paper,
         "kvc.error_share",
         "requests that fail",
         Expect::Factor(2.0),
         &share,
-    ));
+    );
+    section.row(why.explain(more, row));
+}
+
+/// What makes more errors than theirs, as far as it shows.
+pub(super) fn why_more_errors(results: &Results, setup: &Setup) -> Shared {
+    let dead = sample(results, setup, |run| share(run.dead_transfers().count(), run.errors()));
+    let most = dead.mean().is_some_and(|dead| dead > 50.0);
+    Shared::new(Vec::from_iter(most.then(|| {
+        format!(
+            "{} of the errors are transfers over links on the lists of dead peers: once a link is on one, whatever is to go over it fails at once.",
+            estimate(&dead, "%")
+        )
+    })))
 }
 
 /// In percent.
@@ -102,7 +109,7 @@ fn share(part: usize, whole: f64) -> Option<f64> {
 }
 
 /// What makes completed requests faster than theirs, as far as it shows.
-fn why_faster(paper: &Paper, results: &Results) -> Vec<String> {
+fn why_faster(paper: &Paper, results: &Results) -> Shared {
     let at = |get: Get| sample(results, &stack::v5(), get);
     let mut reasons = Vec::new();
     let fell_back = at(|run| share(fallbacks(run), later_turns(run)));
@@ -123,7 +130,7 @@ fn why_faster(paper: &Paper, results: &Results) -> Vec<String> {
             estimate(&completed, "tokens")
         ));
     }
-    reasons
+    Shared::new(reasons)
 }
 
 fn later_turns(run: &Observed) -> f64 {
@@ -264,9 +271,7 @@ impl Loss {
 }
 
 /// Whether KVC loses, and by how much.
-fn against_baseline(paper: &Paper, results: &Results, section: &mut Section) {
-    let why = why_faster(paper, results);
-    let explained = |row: Row, smaller: bool| why.iter().fold(row, |row, reason| row.because(smaller, reason.clone()));
+fn against_baseline(paper: &Paper, results: &Results, why: &mut Shared, section: &mut Section) {
     let (mut worse, mut shown) = (true, Vec::new());
     for loss in &LOSSES {
         let (kvc, dp) = (
@@ -288,12 +293,12 @@ fn against_baseline(paper: &Paper, results: &Results, section: &mut Section) {
         shown.join(", "),
         Verdict::shape(worse),
     );
-    section.row(explained(row, true));
+    section.row(why.explain(true, row));
     for loss in &LOSSES {
         let ours = loss.of(results);
         let smaller = ours.mean() < Some(paper.figure(loss.key).mean());
         let row = Row::figure(paper, loss.key, &loss.what(), Expect::Factor(2.0), &ours);
-        section.row(explained(row, smaller));
+        section.row(why.explain(smaller, row));
     }
 }
 

@@ -83,8 +83,7 @@ fn polling(paper: &Paper, results: &Results, section: &mut Section) {
     section.row(Row::claim(
         paper,
         &["polling.errors", "kvc.errors"],
-        "errors without and with 1 Hz polling of status (9 and 415 in a pair of runs, but 372 to 912 without it in three others): hundreds \
-         without it too, so it is not the cause",
+        "errors without and with 1 Hz polling of status: hundreds without it too, so it is not the cause",
         format!("{} and {}", estimate(&without, ""), estimate(&with, "")),
         Verdict::shape(hundreds),
     ));
@@ -96,7 +95,7 @@ fn polling(paper: &Paper, results: &Results, section: &mut Section) {
     let row = Row::claim(
         paper,
         &["polling.errors"],
-        "polling makes it worse (46 times in that pair of runs)",
+        "polling makes it worse (46 times in one pair of their runs)",
         times,
         Verdict::shape(more),
     );

@@ -3,13 +3,14 @@
 use super::{Experiment, Get, mean, sample, sample_of_threes, stack};
 use crate::observe::{Observed, is_direct, is_fallback};
 use crate::paper::Paper;
-use crate::rerun::Common;
+use crate::rerun::{Common, STARVED_BELOW};
 use crate::results::Results;
 use crate::sample::Sample;
-use crate::section::{Row, Section, Table, each, estimate, list, number};
+use crate::section::{Row, Section, Shared, Table, each, estimate, list, number};
 use crate::setup::Setup;
 use crate::verdict::{Expect, Verdict};
 use homing_report::{Path, RequestRecord};
+use std::collections::BTreeSet;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "pinning",
@@ -52,6 +53,7 @@ fn pins(paper: &Paper, results: &Results, section: &mut Section) {
 /// The two ends of the histogram, and how long the sessions there get.
 fn rates(paper: &Paper, results: &Results, section: &mut Section) {
     let at = |get: Get| sample(results, &stack::v5(), get);
+    let mut why = why_any_size(results);
     let (mut ends, mut all, mut shown) = (0, 0, Vec::new());
     for run in results.of(&stack::v5()) {
         let histogram = run.run.sessions.append_rate_histogram;
@@ -80,13 +82,43 @@ fn rates(paper: &Paper, results: &Results, section: &mut Section) {
         let sessions = &run.run.sessions;
         Some(sessions.starved_peak_tokens_mean? / sessions.lucky_peak_tokens_mean?)
     });
-    section.row(Row::claim(
+    let row = Row::claim(
         paper,
         &["pin.peak_ratio"],
         "longest prompt of starved by that of lucky sessions, run by run, at least 1.5",
         format!("{}: {}", estimate(&ratio, "x"), each(&ratio)),
         Verdict::of(Expect::AtLeast(1.5), None, &ratio),
-    ));
+    );
+    section.row(why.explain(true, row));
+}
+
+/// What the runs show of sessions that starve whatever their size.
+fn why_any_size(results: &Results) -> Shared {
+    let failed = sample(results, &stack::v5(), |run| {
+        let (failed, later) = later_turns_of_starved(run);
+        (later > 0).then(|| failed as f64 / later as f64 * 100.0)
+    });
+    let most = failed.mean().is_some_and(|failed| failed > 50.0);
+    Shared::new(Vec::from_iter(most.then(|| {
+        format!(
+            "Theirs starved on the slow path, which served them; of the later turns of ours {} failed. Whoever lost its slot on a decode worker that both P take for \
+             dead gets no KV there any more, whatever its size.",
+            estimate(&failed, "%")
+        )
+    })))
+}
+
+/// Later turns of starved sessions: those that failed, and all.
+fn later_turns_of_starved(run: &Observed) -> (usize, usize) {
+    let rates = run.run.sessions.append_rates.iter();
+    let starved: BTreeSet<&str> = rates
+        .filter(|session| session.append_rate < STARVED_BELOW)
+        .map(|session| session.session.as_str())
+        .collect();
+    let requests = run.record.requests.iter();
+    let later = requests.filter(|request| !request.first_of_agent && starved.contains(request.session_name.as_str()));
+    let failed = later.clone().filter(|request| request.error.is_some()).count();
+    (failed, later.count())
 }
 
 /// What three runs of the same sessions have in common.
@@ -103,20 +135,20 @@ fn same_sessions(paper: &Paper, results: &Results, section: &mut Section) {
         format!("{}; by chance {}", each(&in_all), estimate(&chance, "")),
         Verdict::shape(in_all.mean() > chance.mean() && in_all.values.iter().all(|starved| *starved >= 1.0)),
     );
-    section.row(row.because(
-        in_each.mean().is_some_and(|starved| starved < 13.0),
-        format!(
-            "In one rerun {} sessions starve, in theirs 15 to 18.",
-            estimate(&in_each, "")
-        ),
-    ));
-    section.row(Row::figure(
+    let fewer = in_each.mean().is_some_and(|starved| starved < 13.0);
+    let mut why = Shared::new(vec![format!(
+        "In one rerun {} sessions starve, in theirs 15 to 18.",
+        estimate(&in_each, "")
+    )]);
+    section.row(why.explain(fewer, row));
+    let row = Row::figure(
         paper,
         "pin.starved_in_all",
         "their number",
         Expect::Factor(2.0),
         &in_all,
-    ));
+    );
+    section.row(why.explain(fewer, row));
     section.row(Row::figure(
         paper,
         "pin.starved_peak",
@@ -132,13 +164,14 @@ fn same_sessions(paper: &Paper, results: &Results, section: &mut Section) {
         &common(|common| common.lucky_peak_tokens),
     ));
     let ratio = common(Common::peak_ratio);
-    section.row(Row::claim(
+    let row = Row::claim(
         paper,
         &["pin.peak_ratio"],
         "the one by the other, at least 1.5",
         format!("{}: {}", estimate(&ratio, "x"), each(&ratio)),
         Verdict::of(Expect::AtLeast(1.5), None, &ratio),
-    ));
+    );
+    section.row(why_any_size(results).explain(true, row));
 }
 
 /// What a later turn takes that is prefilled elsewhere, and one that is not.
@@ -147,12 +180,39 @@ fn fallback(paper: &Paper, results: &Results, section: &mut Section) {
         sample(results, &stack::v5(), |run| mean(&of(run, such, seconds)))
     };
     let (slow, direct) = (mean_of(is_fallback, latency), mean_of(is_direct, latency));
-    for (key, what, ours) in [
-        ("fallback.latency", "latency of a fallback, mean", &slow),
-        ("direct.latency", "latency of a direct append, mean", &direct),
-    ] {
-        section.row(Row::figure(paper, key, what, Expect::Factor(2.0), ours));
-    }
+    let fallbacks = sample(results, &stack::v5(), |run| {
+        Some(of(run, is_fallback, latency).len() as f64)
+    });
+    let row = Row::figure(
+        paper,
+        "fallback.latency",
+        "latency of a fallback, mean",
+        Expect::Factor(2.0),
+        &slow,
+    );
+    section.row(row.because(
+        slow.mean() > Some(paper.figure("fallback.latency").mean()),
+        format!(
+            "It is that of those that completed, {} in a run; they wait for room on their decode worker.",
+            estimate(&fallbacks, "")
+        ),
+    ));
+    let row = Row::figure(
+        paper,
+        "direct.latency",
+        "latency of a direct append, mean",
+        Expect::Factor(2.0),
+        &direct,
+    );
+    let answers = paper.figure("dp.latency.mean").mean() - paper.figure("dp.ttft.mean").mean();
+    section.row(row.because(
+        answers > 2.0 * paper.figure("direct.latency").mean(),
+        format!(
+            "By the paper's own baseline an answer takes {} s after its first token on average, more than a whole direct append there; our median is {}.",
+            number(answers),
+            estimate(&sample(results, &stack::v5(), |run| median(&of(run, is_direct, latency))), "s")
+        ),
+    ));
     let ratio = |seconds: fn(&RequestRecord) -> Option<f64>| {
         sample(results, &stack::v5(), |run| {
             Some(mean(&of(run, is_fallback, seconds))? / mean(&of(run, is_direct, seconds))?)
@@ -173,7 +233,7 @@ fn fallback(paper: &Paper, results: &Results, section: &mut Section) {
         &ratio(ttft),
     );
     section.row(row.because(
-        true,
+        slow.mean().is_some(),
         format!(
             "A fallback takes {} to its first token, a direct append {}.",
             estimate(&mean_of(is_fallback, ttft), "s"),
@@ -267,4 +327,30 @@ fn by_path(results: &Results) -> Table {
 
 fn median(values: &[f64]) -> Option<f64> {
     homing_report::stats::quantile(&homing_report::stats::sorted(values.to_vec()), 500)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::four_kinds;
+    use super::*;
+
+    #[test]
+    fn later_turns_of_starved_sessions_are_counted_with_those_that_failed() {
+        let mut run = four_kinds();
+        // Session 1 starves: its one later turn fell back. Session 0 had one append of two.
+        assert_eq!(later_turns_of_starved(&run), (0, 1));
+        run.record.requests[3].error = Some("transfer".to_owned());
+        assert_eq!(later_turns_of_starved(&run), (1, 1));
+    }
+
+    #[test]
+    fn figures_are_those_of_such_requests_alone() {
+        let run = four_kinds();
+        assert_eq!(
+            (of(&run, is_direct, latency), of(&run, is_fallback, latency)),
+            (vec![1.0], vec![5.0])
+        );
+        assert!(of(&run, is_direct, ttft).is_empty(), "none had a first token");
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+    }
 }

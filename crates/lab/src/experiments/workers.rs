@@ -1,11 +1,11 @@
 //! KVC v5 worker by worker: trims, failed transfers and peak use of each decode worker, errors of each prefill worker.
 
-use super::{Experiment, largest_by_mean, sample, stack};
+use super::{Experiment, kvc, largest_by_mean, sample, stack};
 use crate::observe::{Observed, tally};
 use crate::paper::Paper;
 use crate::results::Results;
 use crate::sample::Sample;
-use crate::section::{Row, Section, Table, each, estimate, list, number, range};
+use crate::section::{Row, Section, Table, each, estimate, list, number, plain, range};
 use crate::setup::Setup;
 use crate::verdict::{Expect, Verdict};
 use homing_report::logs::{EvictionCause, TransferLine};
@@ -96,7 +96,7 @@ fn shown(results: &Results, get: GetEach) -> String {
 fn decoders(paper: &Paper, results: &Results, section: &mut Section) {
     let of = |get: fn(&Observed) -> Option<f64>| sample(results, &stack::v5(), get);
     let mean_trims = of(|run| super::mean(&trims(run)));
-    section.row(Row::claim(
+    let row = Row::claim(
         paper,
         &["workers.trims"],
         "trims of each D; their mean within a factor of 3",
@@ -106,14 +106,18 @@ fn decoders(paper: &Paper, results: &Results, section: &mut Section) {
             Some(paper.figure("workers.trims").mean()),
             &mean_trims,
         ),
-    ));
-    section.row(Row::figure(
+    );
+    section.row(why_few_trims(results, &stack::v5(), row));
+    let failed = of(|run| Some(run.failed_transfers().count() as f64));
+    let row = Row::figure(
         paper,
         "workers.transfer_errors.sum",
         "failed transfers of all D",
         Expect::Factor(2.0),
-        &of(|run| Some(run.failed_transfers().count() as f64)),
-    ));
+        &failed,
+    );
+    let more = failed.mean() > Some(paper.figure("workers.transfer_errors.sum").mean());
+    section.row(kvc::why_more_errors(results, &stack::v5()).explain(more, row));
     let theirs = largest_by_mean(&paper.figure("workers.transfer_errors").values);
     let uneven = of(|run| largest_by_mean(&transfer_errors(run)));
     section.row(Row::claim(
@@ -145,6 +149,21 @@ fn decoders(paper: &Paper, results: &Results, section: &mut Section) {
         format!("{}; least {}", shown(results, usage), estimate(&fullest, "")),
         Verdict::of(Expect::AtLeast(0.97), None, &fullest),
     ));
+}
+
+/// What the runs show of slots that are not trimmed.
+pub(super) fn why_few_trims(results: &Results, setup: &Setup, row: Row) -> Row {
+    let trims = sample(results, setup, |run| Some(trims(run).iter().sum()));
+    let failed = sample(results, setup, |run| Some(run.failed_transfers().count() as f64));
+    row.because(
+        failed.mean() > trims.mean() && failed.differs_from(&trims),
+        format!(
+            "A seed that finds no room waits and fails more often than a slot is trimmed for it: {} failed transfers and {} trims in a run. A transfer that \
+             fails at once wants no room.",
+            estimate(&failed, ""),
+            estimate(&trims, "")
+        ),
+    )
 }
 
 fn prefillers(paper: &Paper, results: &Results, section: &mut Section) {
@@ -232,7 +251,7 @@ fn beside(title: &str, names: &[&str], rows: &[(&str, Vec<String>)]) -> Table {
 }
 
 fn theirs(paper: &Paper, key: &str) -> Vec<String> {
-    paper.figure(key).values.iter().map(|value| number(*value)).collect()
+    paper.figure(key).values.iter().map(|value| plain(*value)).collect()
 }
 
 fn ours(results: &Results, get: GetEach) -> Vec<String> {
@@ -282,4 +301,34 @@ fn prefill_table(paper: &Paper, results: &Results) -> Table {
             ("of these peer dead, ten seeds", ranges(results, sent_dead)),
         ],
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{evicted, failed, four_kinds};
+    use super::*;
+
+    #[test]
+    fn each_worker_has_what_failed_there() {
+        let mut run = four_kinds();
+        run.transfers = vec![
+            failed("p0", "d1", "Failed to send kv chunk"),
+            failed("p0", "d1", "Decode instance could be dead"),
+            failed("p1", "d0", "Decode instance could be dead"),
+            failed("p0", "d1", "Decode instance could be dead"),
+        ];
+        assert_eq!(transfer_errors(&run), [1.0, 3.0]);
+        assert_eq!((sent_errors(&run), sent_dead(&run)), (vec![3.0, 1.0], vec![2.0, 1.0]));
+        assert_eq!(dead_links(&run), [("p0", "d1"), ("p1", "d0")].into());
+    }
+
+    #[test]
+    fn trims_are_evictions_of_slots() {
+        let mut run = four_kinds();
+        run.evictions = vec![
+            evicted("d1", EvictionCause::Trim, 48, Some(1)),
+            evicted("d1", EvictionCause::Import, 48, None),
+        ];
+        assert_eq!(trims(&run), [0.0, 1.0]);
+    }
 }
