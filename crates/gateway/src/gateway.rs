@@ -266,7 +266,7 @@ impl Parts {
 
     fn shell(self, config: &GatewayConfig, core: CoreHandle, vocabulary: Option<Arc<Vocabulary>>) -> Shell {
         let tokeniser = match vocabulary {
-            Some(vocabulary) => Tokeniser::of_vocabulary(vocabulary),
+            Some(vocabulary) => Tokeniser::of_vocabulary(vocabulary, config.router.block_size),
             None => Tokeniser::of_engines(Arc::clone(&self.fleet), self.upstream.clone()),
         };
         Shell {

@@ -24,6 +24,7 @@ mod gguf;
 mod gguf_error;
 #[cfg(test)]
 mod gguf_tests;
+mod hugging_face;
 mod kv_store;
 mod math;
 mod matrix;
@@ -48,6 +49,7 @@ pub use cuts::Uncuttable;
 pub use download::DownloadError;
 pub use forward::{Chunk, ForwardError};
 pub use gguf_error::{GgufError, GgufProblem};
+pub use hugging_face::HuggingFaceError;
 pub use kv_store::{KvError, KvStore};
 pub use model::Model;
 pub use open::{Bundle, ModelSpec, OpenError, TINY_SEED, cached, default_cache_dir, open, open_vocabulary, resolve};

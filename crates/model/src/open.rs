@@ -3,6 +3,7 @@
 use crate::download::{DownloadError, Package, fetch, find};
 use crate::gguf;
 use crate::gguf_error::GgufError;
+use crate::hugging_face::{self, HuggingFaceError};
 use crate::model::Model;
 use crate::vocabulary::Vocabulary;
 use std::fmt;
@@ -69,6 +70,9 @@ pub enum OpenError {
     /// The file is not usable.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// The directory's words are not usable.
+    #[error(transparent)]
+    HuggingFace(#[from] HuggingFaceError),
     /// The model could not be fetched.
     #[error(transparent)]
     Download(#[from] DownloadError),
@@ -147,11 +151,16 @@ pub fn open(spec: &ModelSpec, cache_dir: &Path) -> Result<Bundle, OpenError> {
     })
 }
 
-/// Opens a model's words only.
+/// Opens a model's words only: of a GGUF file as of a directory in Hugging Face's form, such as an engine is started with.
 ///
 /// # Errors
 /// If the model cannot be found, fetched or used.
 pub fn open_vocabulary(spec: &ModelSpec, cache_dir: &Path) -> Result<(Vocabulary, Option<String>), OpenError> {
+    if let ModelSpec::Path(path) = spec
+        && path.join(hugging_face::TOKENIZER).is_file()
+    {
+        return Ok((hugging_face::load(path)?, None));
+    }
     let (source, warning) = locate(spec, cache_dir)?;
     let vocabulary = match source {
         Source::Tiny => Vocabulary::tiny(),

@@ -45,6 +45,21 @@ pub struct EncodedPrompt {
     pub known_tokens: usize,
 }
 
+impl EncodedPrompt {
+    /// The prompt of these tokens, hashed from its beginning.
+    ///
+    /// # Panics
+    /// If `block_size` is 0.
+    #[must_use]
+    pub fn of_tokens(tokens: Vec<u32>, block_size: u32) -> Self {
+        Self {
+            prompt: Prompt::of_tokens(&tokens, block_size),
+            tokens: tokens.into(),
+            known_tokens: 0,
+        }
+    }
+}
+
 /// Earlier prompts of one tokenizer and block size.
 pub struct PromptMemory {
     tokenizer: Tokenizer,
@@ -116,15 +131,16 @@ impl PromptMemory {
         work.encoded(self.block_size, known_tokens)
     }
 
-    /// The same from nothing, leaving nothing behind.
+    /// A prompt that came as tokens; nothing is remembered of it.
+    #[must_use]
+    pub fn of_tokens(&self, tokens: Vec<u32>) -> EncodedPrompt {
+        EncodedPrompt::of_tokens(tokens, self.block_size)
+    }
+
+    /// The same as [`encode`](Self::encode) from nothing, leaving nothing behind.
     #[must_use]
     pub fn encode_cold(&self, text: &str, opening: Opening) -> EncodedPrompt {
-        let tokens = self.tokens(text, opening);
-        EncodedPrompt {
-            prompt: Prompt::of_tokens(&tokens, self.block_size),
-            tokens: tokens.into(),
-            known_tokens: 0,
-        }
+        self.of_tokens(self.tokens(text, opening))
     }
 
     fn tokens(&self, text: &str, opening: Opening) -> Vec<u32> {

@@ -1,4 +1,4 @@
-//! Text to tokens and back, byte-level BPE only: GGUF's `gpt2` tokenizers and the bytes of `tiny`.
+//! Text to tokens and back: GGUF's `gpt2` tokenizers (byte-level BPE), the bytes of `tiny`, and what `hugging_face.rs` reads.
 //!
 //! Encoding is the `tokenizers` crate's. Decoding is ours, on bytes: a token is a run of bytes, text is what these bytes
 //! say in UTF-8, and a stream can be cut after any token without ever showing half a character.
@@ -30,7 +30,7 @@ const ENDS: [&str; 5] = [
 /// How Llama 3 cuts text before it merges.
 const LLAMA_3_PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// A byte-level BPE tokenizer. Cloning shares it.
+/// A tokenizer. Cloning shares it.
 #[derive(Clone)]
 pub struct Tokenizer {
     shared: Arc<Shared>,
@@ -151,7 +151,7 @@ impl Tokenizer {
             .collect();
         let mut ends = parts.ends.clone();
         for (id, (text, kind)) in (0..).zip(parts.tokens.iter().zip(&parts.kinds)) {
-            if *kind == TokenKind::Control && ENDS.contains(&text.as_str()) {
+            if *kind == TokenKind::Control && ends_answers(text) {
                 ends.push(id);
             }
         }
@@ -192,7 +192,7 @@ impl Tokenizer {
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let encoding = self.shared.encoder.encode_fast(text, false);
-        encoding.expect("byte-level BPE takes any text").get_ids().to_vec()
+        encoding.expect("a tokenizer takes any text").get_ids().to_vec()
     }
 
     /// The tokens of a plain prompt: [`encode`](Self::encode), after the token that begins prompts if the model has one.
@@ -289,6 +289,11 @@ impl Tokenizer {
     }
 }
 
+/// Whether a control token of this name ends an answer in one model family or another.
+pub(crate) fn ends_answers(name: &str) -> bool {
+    ENDS.contains(&name)
+}
+
 /// The parts of [`Tokenizer::bytes`].
 pub(crate) fn byte_parts() -> TokenizerParts {
     let specials = BYTE_SPECIALS.map(str::to_owned);
@@ -380,7 +385,7 @@ fn is_spelled_as_itself(byte: u8) -> bool {
 }
 
 /// The bytes that a token spells, or `None` if it holds a character outside the alphabet.
-fn spelled_bytes(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn spelled_bytes(text: &str) -> Option<Vec<u8>> {
     static ALPHABET: std::sync::LazyLock<Vec<(char, u8)>> = std::sync::LazyLock::new(|| {
         let mut alphabet: Vec<_> = (0..=u8::MAX).map(|byte| (spelling(byte), byte)).collect();
         alphabet.sort_unstable();
