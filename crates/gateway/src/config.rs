@@ -74,6 +74,11 @@ pub struct WorkerSpec {
     /// Whether it gives and takes KV (vLLM: started with a KV connector); an embedded worker does.
     #[serde(default)]
     pub transfers: Option<bool>,
+    /// Whether it is asked in the client's own dialect where it has that API (vLLM: `/v1/messages` and `/v1/responses`) and
+    /// serves a streamed turn alone. Such an answer cannot go on elsewhere when the worker is lost; without this, and
+    /// always at an engine that lacks the API, requests are translated.
+    #[serde(default)]
+    pub native_apis: bool,
 }
 
 impl WorkerSpec {
@@ -89,6 +94,7 @@ impl WorkerSpec {
             kv_replay: None,
             kv_tokens: None,
             transfers: None,
+            native_apis: false,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! here is only what is needed to send it something, and what the fleet as a whole can serve.
 
 use crate::config::{EngineKind, WorkerSpec};
+use crate::proxy::dialect::Dialect;
 use arc_swap::ArcSwapOption;
 use homing_router::event::{Role, WorkerInfo};
 use homing_units::WorkerId;
@@ -71,6 +72,12 @@ impl Fleet {
     /// The address of a path of a worker.
     pub(crate) fn uri(&self, worker: WorkerId, path: &str) -> String {
         self.member(worker).map(|member| member.uri(path)).unwrap_or_default()
+    }
+
+    /// Whether a worker is to be asked in this dialect.
+    pub(crate) fn speaks(&self, worker: WorkerId, dialect: Dialect) -> bool {
+        self.member(worker)
+            .is_some_and(|member| member.spec.native_apis && dialect.is_spoken_by(member.spec.kind))
     }
 
     /// The workers that answered their last probe.

@@ -8,6 +8,7 @@ pub(crate) mod flight;
 pub(crate) mod intake;
 mod leg;
 pub(crate) mod legs;
+mod native;
 pub(crate) mod session;
 mod transcript;
 mod voice;

@@ -374,4 +374,34 @@ proptest! {
         let text: String = whole["content"].as_array().expect("a list").iter().filter_map(|block| block["text"].as_str()).collect();
         prop_assert_eq!(text, said.concat());
     }
+
+    /// What makes caches work: a history that grew is rendered as before, and then goes on.
+    #[test]
+    fn a_longer_history_begins_as_the_shorter_one(
+        turns in prop::collection::vec((any::<bool>(), any::<bool>(), 0_usize..3, "[a-z\u{e9}]{0,5}"), 1..6),
+    ) {
+        let mut history = vec![json!({"role": "user", "content": "start"})];
+        let mut earlier: Vec<Value> = Vec::new();
+        for (thinks, speaks, calls, text) in &turns {
+            let mut blocks = Vec::new();
+            if *thinks {
+                blocks.push(json!({"type": "thinking", "thinking": text, "signature": "s"}));
+            }
+            if *speaks {
+                blocks.push(json!({"type": "text", "text": text}));
+            }
+            blocks.extend((0..*calls).map(|call| json!({"type": "tool_use", "id": format!("t{call}"), "name": "f", "input": {"z": text, "a": 1}})));
+            history.push(json!({"role": "assistant", "content": blocks}));
+            let mut answers: Vec<Value> =
+                (0..*calls).map(|call| json!({"type": "tool_result", "tool_use_id": format!("t{call}"), "content": text})).collect();
+            answers.push(json!({"type": "text", "text": "on"}));
+            history.push(json!({"role": "user", "content": answers}));
+            let request = json!({"max_tokens": 1, "system": "s", "messages": history}).to_string();
+            let chat: Value = serde_json::from_str(&translate(&request).expect("a request")).expect("JSON");
+            let messages = chat["messages"].as_array().expect("a list").clone();
+            prop_assert_eq!(&messages[..earlier.len()], &earlier[..]);
+            prop_assert!(messages.len() > earlier.len());
+            earlier = messages;
+        }
+    }
 }

@@ -402,4 +402,33 @@ proptest! {
         prop_assert_eq!(&json!(reassembled(&events)), &whole["output"]);
         prop_assert_eq!(&events[events.len() - 1]["response"], &whole);
     }
+
+    /// What makes caches work: a history that grew is rendered as before, and then goes on.
+    #[test]
+    fn a_longer_history_begins_as_the_shorter_one(
+        turns in prop::collection::vec((any::<bool>(), any::<bool>(), 0_usize..3, "[a-z\u{e9}]{0,5}"), 1..6),
+    ) {
+        let mut input = vec![json!({"role": "developer", "content": "rules"}), json!({"role": "user", "content": "start"})];
+        let mut earlier: Vec<Value> = Vec::new();
+        for (thinks, speaks, calls, text) in &turns {
+            if *thinks {
+                input.push(json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}));
+            }
+            if *speaks {
+                input.push(json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}));
+            }
+            for call in 0..*calls {
+                input.push(json!({"type": "function_call", "call_id": format!("c{call}"), "name": "f", "arguments": "{}"}));
+            }
+            for call in 0..*calls {
+                input.push(json!({"type": "function_call_output", "call_id": format!("c{call}"), "output": text}));
+            }
+            input.push(json!({"role": "user", "content": "on"}));
+            let chat = translate(&json!({"instructions": "s", "input": input}).to_string()).expect("a request");
+            let messages = chat["messages"].as_array().expect("a list").clone();
+            prop_assert_eq!(&messages[..earlier.len()], &earlier[..]);
+            prop_assert!(messages.len() > earlier.len());
+            earlier = messages;
+        }
+    }
 }

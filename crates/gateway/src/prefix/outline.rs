@@ -60,10 +60,7 @@ impl Fresh {
     /// Of a request to `/v1/chat/completions`. What is malformed has an empty outline: it is refused elsewhere.
     pub(crate) fn of_chat(body: &Body) -> Self {
         let messages = elements(body.get("messages"));
-        let system_text = messages
-            .first()
-            .and_then(|first| system_text(first))
-            .unwrap_or_default();
+        let system_text = messages.first().and_then(system_text).unwrap_or_default();
         let outline = Outline {
             tools: elements(body.get("tools")).iter().map(|tool| digest(tool)).collect(),
             system: system_text

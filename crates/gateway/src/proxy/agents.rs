@@ -27,7 +27,7 @@ pub(crate) enum Agent {
     ClaudeCode,
     Codex,
     OpenCode,
-    MiniSweAgent,
+    MiniSwe,
     Aider,
     Other,
 }
@@ -39,7 +39,7 @@ impl Agent {
             Self::ClaudeCode => "claude-code",
             Self::Codex => "codex",
             Self::OpenCode => "opencode",
-            Self::MiniSweAgent => "mini-swe-agent",
+            Self::MiniSwe => "mini-swe-agent",
             Self::Aider => "aider",
             Self::Other => "other",
         }
@@ -143,11 +143,11 @@ const PROMPTS: [(&str, Agent); 4] = [
     ("x-anthropic-billing-header:", Agent::ClaudeCode),
     (
         "You are a helpful assistant that can interact multiple times with a computer shell",
-        Agent::MiniSweAgent,
+        Agent::MiniSwe,
     ),
     (
         "You are a helpful assistant that can interact with a computer",
-        Agent::MiniSweAgent,
+        Agent::MiniSwe,
     ),
 ];
 
@@ -308,7 +308,7 @@ mod tests {
         check(
             &[],
             r#"{"messages":[{"role":"system","content":"You are a helpful assistant that can interact multiple times with a computer shell to solve programming tasks."}]}"#,
-            Agent::MiniSweAgent,
+            Agent::MiniSwe,
         );
         check(&[], r#"{"messages":7}"#, Agent::Other);
     }

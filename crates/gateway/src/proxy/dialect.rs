@@ -1,10 +1,12 @@
-//! The dialects that clients speak. Engines are always spoken to in chat completions or completions.
+//! The dialects that clients speak, and which of them engines speak.
 //!
-//! A request of another dialect is translated before it is planned, and its answer on the way back, chunk by chunk. Engines
-//! that have the other API themselves are not asked in it: their `/v1/messages` and `/v1/responses` neither hold KV for another worker
-//! nor say the tokens that they make, without which a turn could not be moved, continued or accounted for.
+//! A request of another dialect than chat completions is translated before it is planned, and its answer on the way back,
+//! chunk by chunk. Engines that have the other API themselves are asked in it only where their configuration says so
+//! (`native_apis`), one worker serves the whole turn, and the client wants a stream: there they do not say the tokens that
+//! they make, and an answer whose tokens nobody knows cannot go on elsewhere when its worker is lost.
 
 use super::legs::Endpoint;
+use crate::config::EngineKind;
 use homing_wire::openai::{ApiError, Body};
 use homing_wire::responses::Echo;
 use homing_wire::{anthropic, responses};
@@ -47,6 +49,20 @@ impl Dialect {
             Self::Chat | Self::Completions => false,
             Self::Messages | Self::Responses => true,
         }
+    }
+
+    /// Its path at an engine that speaks it.
+    pub(crate) const fn path(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Completions => self.endpoint().path(),
+            Self::Messages => "/v1/messages",
+            Self::Responses => "/v1/responses",
+        }
+    }
+
+    /// Whether engines of a kind speak it.
+    pub(crate) const fn is_spoken_by(self, kind: EngineKind) -> bool {
+        !self.is_translated() || matches!(kind, EngineKind::Vllm)
     }
 
     /// A request in the engine's dialect, and what of it the answer repeats.

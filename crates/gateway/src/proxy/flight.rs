@@ -4,25 +4,27 @@
 //! It owns both legs, so that whatever ends the request ends them. It decides nothing: whether a failed leg is tried
 //! again, where, and whether the client is told is the core's answer to [`Event::LegFailed`].
 
-use super::client::{Client, Flow, Head, RouteHeaders};
+mod chunks;
+mod told;
+
+use super::client::{Client, Flow, Head};
 use super::exactness::Blocker;
 use super::intake::TurnRequest;
 use super::leg::{DecodeLeg, DecodeNews, LegRequest, PrefillAnswer, PrefillLeg};
 use super::legs::LegPrompt;
+use super::native::{Native, native_body};
 use super::transcript::Transcript;
 use super::voice::Voice;
 use crate::core_task::Command;
-use crate::error::{Rejection, path_name};
+use crate::error::Rejection;
 use crate::prefix::breaks::Break;
-use crate::prefix::watch::Turned;
 use crate::shell::Shell;
 use crate::turn_log::TurnLog;
-use crate::upstream::{Answer, LegError, cause_of};
+use crate::upstream::{Answer, LegError};
 use bytes::{Bytes, BytesMut};
 use homing_router::action::{Decision, Dispatch, KvUse, RouteError};
 use homing_router::event::{Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume};
-use homing_units::{Instant, RequestId, WorkerId};
-use http::StatusCode;
+use homing_units::{Instant, RequestId};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -58,6 +60,8 @@ struct Attempt {
     params: Option<Bytes>,
     prefill: Option<PrefillLeg>,
     decode: Option<DecodeLeg>,
+    /// What is known of an answer in the client's own dialect.
+    native: Option<Native>,
 }
 
 /// How a request ended.
@@ -93,6 +97,7 @@ impl Flight {
             params: None,
             prefill: None,
             decode: None,
+            native: None,
         };
         let transcript = Transcript::new(endpoint, request.edit, &request.model, request.blocker);
         Self {
@@ -166,28 +171,6 @@ impl Flight {
         }
     }
 
-    /// Compares the prompt with the session's last one, once the core has said whose it is.
-    fn watch_prefix(&mut self, decision: &Decision) {
-        if decision.attempt > 0 {
-            return;
-        }
-        let Self { shell, request, .. } = self;
-        let origin = request.session.origin();
-        let turn = Turned {
-            origin,
-            fresh: &request.fresh,
-            prompt: &request.prompt,
-            block_size: shell.block_size,
-        };
-        let found = shell.prefixes.turn(decision.session, &turn);
-        if let Some(found) = found {
-            shell
-                .telemetry
-                .prefix_break(origin.client, found.kind.as_str(), found.lost_tokens);
-        }
-        self.prefix_break = found;
-    }
-
     async fn dispatch(&mut self, dispatch: Dispatch) {
         if dispatch.leg.attempt != self.attempt.number {
             self.begin_attempt(dispatch.leg.attempt);
@@ -205,8 +188,10 @@ impl Flight {
                         .leg_failed(dispatch.leg, &LegError::new(FailureCause::Transfer, detail))
                         .await;
                 }
-                let body = self.attempt.prompt.decode_body(params);
-                let request = self.leg_request(dispatch, body);
+                let request = match self.native_request(dispatch) {
+                    Some(native) => native,
+                    None => self.leg_request(dispatch, self.attempt.prompt.decode_body(params)),
+                };
                 self.transcript.begin_leg(self.attempt.continues);
                 self.attempt.decode = Some(DecodeLeg::send(self.shell.upstream.clone(), request));
             }
@@ -229,6 +214,7 @@ impl Flight {
             params: None,
             prefill: None,
             decode: None,
+            native: None,
         };
     }
 
@@ -242,6 +228,19 @@ impl Flight {
             headers: self.request.leg_headers(leg),
             body,
         }
+    }
+
+    /// The client's own request, where its worker speaks the client's dialect and serves the turn alone.
+    fn native_request(&mut self, dispatch: Dispatch) -> Option<LegRequest> {
+        let dialect = self.request.dialect;
+        let original = self.request.original.as_ref().filter(|_| !self.attempt.continues)?;
+        if dispatch.kv != KvUse::Local || !self.shell.fleet.speaks(dispatch.worker, dialect) {
+            return None;
+        }
+        let mut request = self.leg_request(dispatch, native_body(original));
+        request.uri = self.shell.fleet.uri(dispatch.worker, dialect.path());
+        self.attempt.native = Some(Native::default());
+        Some(request)
     }
 
     /// Gives a leg up. The core waits for a decode leg to say how much of its answer reached the client.
@@ -296,38 +295,8 @@ impl Flight {
         }
     }
 
-    async fn take_chunk(&mut self, leg: LegId, kv: KvUse, data: &Bytes, piece: &mut BytesMut) -> Result<(), LegError> {
-        let taken = self.transcript.take(data, self.attempt.continues).map_err(|fault| {
-            // An import may fail after the stream's head was sent; once tokens came it cannot.
-            let kv = if self.transcript.leg_has_output() {
-                KvUse::Local
-            } else {
-                kv
-            };
-            LegError::new(
-                cause_of(StatusCode::INTERNAL_SERVER_ERROR, fault.code.as_deref(), kv),
-                fault.detail,
-            )
-        })?;
-        if taken.is_first_output {
-            self.first_token.get_or_insert(self.shell.clock.now());
-            self.tell(Event::FirstToken { leg }).await;
-        }
-        let Some(chunk) = taken.for_client else { return Ok(()) };
-        let said = self
-            .voice
-            .take(&chunk)
-            .map_err(|detail| LegError::new(FailureCause::Engine, detail))?;
-        if self.voice.is_stream() {
-            let headers = self.route_headers();
-            self.client.begin_stream(|| headers);
-            piece.extend_from_slice(&said);
-        }
-        Ok(())
-    }
-
     async fn finished(&mut self, leg: LegId) {
-        let (cached_tokens, output_tokens) = self.transcript.leg_usage();
+        let (cached_tokens, output_tokens) = self.leg_usage();
         self.reported_cached_tokens = cached_tokens;
         if let Some(decode) = self.attempt.decode.take() {
             decode.finish();
@@ -346,10 +315,14 @@ impl Flight {
 
     /// Gives the client the end of its answer.
     fn finish_answer(&mut self) {
-        let (_, of_leg) = self.transcript.leg_usage();
+        let (_, of_leg) = self.leg_usage();
         self.output_tokens = of_leg + self.transcript.before();
         let headers = self.route_headers();
-        let end = self.voice.finish();
+        // An engine that speaks the client's dialect has said its end.
+        let end = match self.attempt.native {
+            Some(_) => Bytes::new(),
+            None => self.voice.finish(),
+        };
         if self.voice.is_stream() {
             self.client.begin_stream(|| headers);
             self.client.push(end);
@@ -422,6 +395,9 @@ impl Flight {
 
     /// Why the answer cannot go on elsewhere from where the client has it.
     fn blocker(&self) -> Option<Blocker> {
+        if self.attempt.native.is_some() {
+            return Some("the engine answers in the client's own dialect");
+        }
         // A token's last bytes may be part of a character that the engine held back: a new leg would not know of them.
         let cut = || {
             let text = self.shell.tokeniser.decode(self.transcript.sent())?;
@@ -455,7 +431,10 @@ impl Flight {
     fn reject(&mut self, rejection: &Rejection) {
         self.drop_legs();
         if self.client.is_streaming() {
-            let event = self.voice.error_event(rejection);
+            let event = match &self.attempt.native {
+                Some(native) => native.error_event(self.request.dialect, &rejection.error, &self.request.name),
+                None => self.voice.error_event(rejection),
+            };
             self.client.push(event);
         } else {
             self.client
@@ -486,71 +465,6 @@ impl Flight {
     fn tell(&self, event: Event) -> impl Future<Output = ()> + use<> {
         let core = self.shell.core.clone();
         async move { core.tell(event).await }
-    }
-
-    fn route_headers(&self) -> RouteHeaders {
-        let decision = self.decision.as_deref();
-        RouteHeaders {
-            request: self.shell.request_name(self.request.id),
-            session: self.session_name(),
-            path: decision.map(|decision| decision.path.as_str()),
-            worker: decision.map(|decision| self.worker_name(decision.decode)),
-            cached_tokens: decision.map(|decision| decision.expected_cached_tokens),
-        }
-    }
-
-    fn session_name(&self) -> Option<String> {
-        let of_core = || self.decision.as_ref().map(|decision| decision.session.to_string());
-        self.request.session.name.clone().or_else(of_core)
-    }
-
-    fn worker_name(&self, worker: WorkerId) -> String {
-        self.shell.fleet.name(worker)
-    }
-
-    fn log(&self) -> TurnLog {
-        let decision = self.decision.as_deref();
-        let since = |instant: Instant| instant.saturating_since(self.request.received);
-        let expected = decision.map_or(0, |decision| decision.expected_cached_tokens);
-        let log = TurnLog {
-            request: self.shell.request_name(self.request.id),
-            api: self.request.dialect.as_str(),
-            session: self.session_name().unwrap_or_default(),
-            turn_index: decision.map_or(0, |decision| decision.turn_index),
-            path: decision.map(|decision| decision.path),
-            worker: decision.map(|decision| self.worker_name(decision.decode)),
-            prefill_worker: decision
-                .and_then(|decision| decision.prefill)
-                .map(|worker| self.worker_name(worker)),
-            cached_tokens: self.reported_cached_tokens.unwrap_or(expected),
-            prompt_tokens: self.request.prompt.tokens,
-            output_tokens: self.output_tokens,
-            replans: decision.map_or(0, |decision| decision.attempt),
-            ttft: self.first_token.map(since),
-            latency: since(self.shell.clock.now()),
-            client: self.request.session.agent.as_str(),
-            prefix_break: self.prefix_break.map(|found| found.kind.as_str()),
-            prefix_lost_tokens: self.prefix_break.map_or(0, |found| found.lost_tokens),
-            error: self.ending.as_ref().and_then(|ending| ending.error.clone()),
-        };
-        self.shell
-            .telemetry
-            .turn_ended(&log, expected, self.reported_cached_tokens);
-        tracing::info!(
-            request = log.request,
-            session = log.session,
-            path = path_name(log.path),
-            worker = log.worker,
-            prompt_tokens = log.prompt_tokens,
-            cached_tokens = log.cached_tokens,
-            client = log.client,
-            prefix_break = log.prefix_break,
-            prefix_break_message = self.prefix_break.and_then(|found| found.message),
-            prefix_lost_tokens = log.prefix_lost_tokens,
-            error = log.error,
-            "turn"
-        );
-        log
     }
 }
 

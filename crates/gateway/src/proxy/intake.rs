@@ -10,10 +10,10 @@ use crate::prefix::canonical::Canonical;
 use crate::prefix::outline::Fresh;
 use crate::shell::Shell;
 use crate::tails::{OPENING_TOKENS, Tails};
-use crate::tokenise::{Text, Words, encode, unix_seconds};
+use crate::tokenise::{Text, encode, unix_seconds};
 use bytes::Bytes;
 use homing_kv::Prompt;
-use homing_model::EncodedPrompt;
+use homing_model::Vocabulary;
 use homing_router::event::{Compared, Leg, LegId, Turn};
 use homing_units::{Instant, RequestId};
 use homing_wire::anthropic;
@@ -43,6 +43,9 @@ pub(crate) struct TurnRequest {
     pub(crate) received: Instant,
     pub(crate) dialect: Dialect,
     pub(crate) body: Arc<Body>,
+    /// The client's own request, where an engine that speaks its dialect may have it: for a stream, of which the core
+    /// hears, and unchanged.
+    pub(crate) original: Option<Body>,
     /// What of the client's own request its answer repeats.
     pub(crate) echo: Echo,
     /// When it came, in seconds since 1970.
@@ -72,6 +75,7 @@ pub(crate) struct TurnRequest {
 /// What is known of a request before its tokens are.
 struct Parsed {
     body: Body,
+    original: Option<Body>,
     fresh: Fresh,
     echo: Echo,
     session: SessionName,
@@ -98,18 +102,18 @@ struct Comparison {
 }
 
 impl Tokenised {
-    fn new(encoded: EncodedPrompt, comparison: &Comparison) -> Result<Self, ApiError> {
-        let EncodedPrompt { tokens, prompt, .. } = encoded;
+    fn new(tokens: Vec<u32>, comparison: &Comparison) -> Result<Self, ApiError> {
         if tokens.is_empty() {
             return Err(ApiError::invalid("the prompt has no tokens, expected one or more"));
         }
+        let prompt = Prompt::of_tokens(&tokens, comparison.block_size);
         let compared = comparison
             .tails
             .compare(&tokens, &prompt, comparison.block_size, comparison.opening);
         Ok(Self {
-            tokens,
             prompt,
             compared,
+            tokens: tokens.into(),
         })
     }
 }
@@ -128,7 +132,7 @@ impl TurnRequest {
         let endpoint = dialect.endpoint();
         let received = shell.clock.now();
         let (tokeniser, block_size) = (&shell.tokeniser, shell.block_size);
-        let words = tokeniser.words();
+        let vocabulary = tokeniser.vocabulary();
         let comparison = Comparison {
             block_size,
             tails: tokeniser.tails(),
@@ -142,10 +146,11 @@ impl TurnRequest {
         let canonical = shell.canonical.clone();
         let parse = move || {
             let body = read_body(dialect, &headers, &bytes, canonical.as_deref())?;
-            parse(dialect, body, words.as_deref(), &compared_by)
+            parse(dialect, body, vocabulary.as_deref(), &compared_by)
         };
         let Parsed {
             body,
+            original,
             fresh,
             echo,
             session,
@@ -162,17 +167,10 @@ impl TurnRequest {
             Some(tokenised) => tokenised,
             None => {
                 let tokens = tokeniser.ask(&text).await?;
-                let hash = move || Tokenised::new(EncodedPrompt::of_tokens(tokens, comparison.block_size), &comparison);
-                tokeniser.heavy(hash).await?
+                tokeniser.heavy(move || Tokenised::new(tokens, &comparison)).await?
             }
         };
-        let context = shell.fleet.longest_context();
-        let room = context.map_or(u32::MAX, |context| context.saturating_sub(prompt.tokens));
-        let implied = match endpoint {
-            Endpoint::Chat => room,
-            Endpoint::Completions => room.min(COMPLETION_TOKENS),
-        };
-        let output_limit = params.max_tokens.unwrap_or(implied).max(1);
+        let output_limit = output_limit(shell, endpoint, &params, prompt.tokens);
         let id = shell.next_request();
         Ok(Self {
             id,
@@ -182,6 +180,7 @@ impl TurnRequest {
             blocker: blocker(&body, shell.fleet.parses_output()),
             renders_specially: renders_specially(&body),
             body: Arc::new(body),
+            original,
             echo,
             created: unix_seconds(),
             model,
@@ -229,6 +228,17 @@ impl TurnRequest {
     }
 }
 
+/// Tokens to generate at most: as many as the client says, else as the context leaves or the endpoint has by default.
+fn output_limit(shell: &Shell, endpoint: Endpoint, params: &GenerationParams, prompt_tokens: u32) -> u32 {
+    let context = shell.fleet.longest_context();
+    let room = context.map_or(u32::MAX, |context| context.saturating_sub(prompt_tokens));
+    let implied = match endpoint {
+        Endpoint::Chat => room,
+        Endpoint::Completions => room.min(COMPLETION_TOKENS),
+    };
+    params.max_tokens.unwrap_or(implied).max(1)
+}
+
 /// What the router asks engines for and this client did not.
 fn edit(dialect: Dialect, params: &GenerationParams) -> AnswerEdit {
     AnswerEdit {
@@ -264,6 +274,7 @@ pub(crate) async fn count_message_tokens(shell: &Shell, bytes: Bytes) -> Result<
 /// A request in the engine's dialect, and what the client's own says beyond it.
 struct Received {
     body: Body,
+    original: Option<Body>,
     echo: Echo,
     session: SessionName,
 }
@@ -276,29 +287,41 @@ fn read_body(
 ) -> Result<Received, ApiError> {
     let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
     let session = session_of(headers, &body)?;
+    let original = (dialect.is_translated() && canonical.is_none()).then(|| body.clone());
     let (mut body, echo) = dialect.to_engine(body)?;
     if let Some(canonical) = canonical {
         canonical.apply(&mut body);
     }
-    Ok(Received { body, echo, session })
+    Ok(Received {
+        body,
+        original,
+        echo,
+        session,
+    })
 }
 
 fn parse(
     dialect: Dialect,
     received: Received,
-    words: Option<&Words>,
+    vocabulary: Option<&Vocabulary>,
     comparison: &Comparison,
 ) -> Result<Parsed, ApiError> {
-    let Received { body, echo, session } = received;
+    let Received {
+        body,
+        original,
+        echo,
+        session,
+    } = received;
     let (params, text) = text_of(dialect.endpoint(), &body)?;
-    let encoded = match (&text, words) {
-        (Text::Tokens(tokens), _) => Some(EncodedPrompt::of_tokens(tokens.clone(), comparison.block_size)),
-        (_, Some(words)) => Some(words.encode(&text)?),
+    let tokens = match (&text, vocabulary) {
+        (Text::Tokens(tokens), _) => Some(tokens.clone()),
+        (_, Some(vocabulary)) => Some(encode(vocabulary, &text)?),
         (_, None) => None,
     };
-    let tokenised = encoded.map(|encoded| Tokenised::new(encoded, comparison)).transpose()?;
+    let tokenised = tokens.map(|tokens| Tokenised::new(tokens, comparison)).transpose()?;
     Ok(Parsed {
         fresh: Fresh::of_chat(&body),
+        original: original.filter(|_| params.stream),
         body,
         echo,
         session,

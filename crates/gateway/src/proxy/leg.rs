@@ -1,5 +1,6 @@
 //! The two legs of an attempt as exchanges with engines. A leg that is dropped is cancelled: its connection closes.
 
+use super::native::is_last;
 use crate::upstream::{LegError, Upstream, whole};
 use bytes::Bytes;
 use futures::FutureExt;
@@ -161,6 +162,10 @@ impl DecodeLeg {
         let mut data = Vec::new();
         loop {
             match self.decoder.poll() {
+                Ok(Some(event)) if is_last(&event) => {
+                    data.push(event.data);
+                    return Some(DecodeNews::Events { data, done: true });
+                }
                 Ok(Some(event)) if event.is_done() => return Some(DecodeNews::Events { data, done: true }),
                 Ok(Some(event)) => data.push(event.data),
                 Ok(None) if data.is_empty() => return None,

@@ -24,6 +24,8 @@ pub(crate) struct Voice {
     /// When the request came, in seconds since 1970.
     created: u64,
     echo: Echo,
+    /// Tokens of the prompt that are expected in the cache.
+    cached_tokens: u32,
     answer: Answer,
 }
 
@@ -48,6 +50,7 @@ impl Voice {
             prompt_tokens: request.prompt.tokens,
             created: request.created,
             echo: request.echo.clone(),
+            cached_tokens: 0,
             answer: Answer::Chunks,
         };
         voice.begin_anew();
@@ -61,7 +64,9 @@ impl Voice {
             Dialect::Chat | Dialect::Completions => Answer::Whole(Whole::new(self.dialect.endpoint())),
             Dialect::Messages => {
                 let id = format!("msg_{}", self.name.replace('-', "_"));
-                Answer::Message(Box::new(MessageStream::new(&id, &self.model)))
+                let mut message = MessageStream::new(&id, &self.model);
+                message.expect(self.prompt_tokens, self.cached_tokens);
+                Answer::Message(Box::new(message))
             }
             Dialect::Responses => {
                 let name = self.name.replace('-', "_");
@@ -73,6 +78,7 @@ impl Voice {
 
     /// So many tokens of the prompt are expected in the cache, for dialects that say so at the beginning.
     pub(crate) fn expect(&mut self, cached_tokens: u32) {
+        self.cached_tokens = cached_tokens;
         if let Answer::Message(message) = &mut self.answer {
             message.expect(self.prompt_tokens, cached_tokens);
         }

@@ -1,6 +1,6 @@
 //! The Messages API: translated before scripted engines and before real workers.
 
-use crate::support::engine::{Act, MODEL};
+use crate::support::engine::{ANTHROPIC, Act, MODEL};
 use crate::support::{Cluster, Whole, chat, messages, whole};
 use crate::workers::{PDD, start};
 use homing_router::event::Role;
@@ -229,6 +229,65 @@ async fn whatever_goes_wrong_has_anthropics_form() {
     assert_eq!(cluster.engines[0].seen().len(), 0, "no engine was bothered");
     cluster.engines[0].on_decode(Act::Refuse(422));
     post(request(json!({})).to_string(), 422, "invalid_request_error", "scripted").await;
+    cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_speaks_the_dialect_may_be_asked_in_it() {
+    let mut cluster = Cluster::start_with(&[Role::Both, Role::Both], |config| {
+        for worker in &mut config.workers {
+            worker.native_apis = true;
+        }
+    })
+    .await;
+    let body = format!(
+        r#"{{"model":"{MODEL}","max_tokens":6,"temperature":1.50,"stream":true,"messages":[{{"role":"user","content":"h\u00e9"}}]}}"#
+    );
+    let seen = |cluster: &Cluster| -> Vec<_> { cluster.engines.iter().flat_map(|engine| engine.seen()).collect() };
+    let answer = whole(cluster.client.send(Method::POST, PATH, &[], body.clone()).await).await;
+    let said: Vec<&str> = answer
+        .text
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .collect();
+    assert_eq!(said, ANTHROPIC, "word for word");
+    let asked = seen(&cluster);
+    assert_eq!(
+        (asked[0].path.as_str(), asked[0].text.as_str()),
+        (PATH, body.as_str()),
+        "word for word"
+    );
+    let log = cluster.turn().await;
+    assert_eq!((log.cached_tokens, log.output_tokens, log.error), (5, 2, None));
+    // Before there is output another worker may answer; after it the client is told.
+    let first = |cluster: &Cluster| {
+        cluster
+            .engines
+            .iter()
+            .position(|engine| !engine.seen().is_empty())
+            .unwrap()
+    };
+    let home = first(&cluster);
+    cluster.engines[home].on_decode(Act::CutAfter(1));
+    let retried = whole(cluster.client.send(Method::POST, PATH, &[], body.clone()).await).await;
+    assert_eq!(retried.text, answer.text);
+    for engine in &cluster.engines {
+        engine.on_decode(Act::CutAfter(3));
+    }
+    let broken = events(&whole(cluster.client.send(Method::POST, PATH, &[], body).await).await);
+    assert_eq!(broken.last().unwrap()["type"], "error", "{broken:?}");
+    // What is not streamed is translated, and so is all of it where one worker does not serve alone.
+    for engine in &cluster.engines {
+        engine.forget_acts();
+    }
+    cluster.client.post(PATH, &request(json!({}))).await;
+    assert_eq!(
+        seen(&cluster)
+            .iter()
+            .filter(|seen| seen.path.ends_with("completions"))
+            .count(),
+        1
+    );
     cluster.until_idle().await;
 }
 

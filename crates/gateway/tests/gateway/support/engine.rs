@@ -225,6 +225,7 @@ async fn serve(listener: TcpListener, app: App) {
     let routes = Router::new()
         .route("/v1/chat/completions", post(generate))
         .route("/v1/completions", post(generate))
+        .route("/v1/messages", post(speak_anthropic))
         .route("/tokenize", post(tokenize))
         .route("/v1/models", get(models))
         .route("/health", get(health))
@@ -353,6 +354,48 @@ async fn generate(State(app): State<App>, uri: http::Uri, headers: HeaderMap, bo
         act if prefill => prefilled(&app, &seen, act.is_some()).into_response(),
         act => streamed(app, seen, act, open),
     }
+}
+
+/// The events that an engine with Anthropic's API says, whatever it is asked.
+pub const ANTHROPIC: [&str; 5] = [
+    r#"{"type":"message_start","message":{"id":"msg_e","usage":{"input_tokens":9,"output_tokens":0}}}"#,
+    r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
+    r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"hi  \u00e9"}}"#,
+    r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":2,"cache_read_input_tokens":5}}"#,
+    r#"{"type":"message_stop"}"#,
+];
+
+/// An engine that has Anthropic's API; it may break off after so many events.
+async fn speak_anthropic(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Response {
+    let text = String::from_utf8(body.to_vec()).unwrap();
+    let seen = Seen {
+        path: "/v1/messages".to_owned(),
+        body: serde_json::from_str(&text).unwrap(),
+        text,
+        headers,
+    };
+    app.engine.seen.lock().unwrap().push(seen);
+    let act = app.engine.decode_acts.lock().unwrap().pop_front();
+    let (count, is_cut) = match act {
+        Some(Act::CutAfter(count)) => (count, true),
+        _ => (ANTHROPIC.len(), false),
+    };
+    let event = |data: &&str| {
+        let name: Value = serde_json::from_str(data).unwrap();
+        Ok(format!("event: {}\ndata: {data}\n\n", name["type"].as_str().unwrap()))
+    };
+    let mut events: Vec<Result<String, std::io::Error>> = ANTHROPIC[..count].iter().map(event).collect();
+    events.push(match is_cut {
+        true => Err(std::io::Error::other("cut")),
+        false => Ok("data: [DONE]\n\n".to_owned()),
+    });
+    // What has been said is sent before what comes next, so that a cut does not take it back.
+    let said = futures::stream::unfold(events.into_iter(), async |mut events| {
+        tokio::task::yield_now().await;
+        Some((events.next()?, events))
+    });
+    let body = Body::from_stream(said);
+    ([(header::CONTENT_TYPE, "text/event-stream")], body).into_response()
 }
 
 fn prefilled(app: &App, seen: &Seen, no_params: bool) -> Json<Value> {
