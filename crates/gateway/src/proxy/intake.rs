@@ -10,10 +10,10 @@ use crate::prefix::canonical::Canonical;
 use crate::prefix::outline::Fresh;
 use crate::shell::Shell;
 use crate::tails::{OPENING_TOKENS, Tails};
-use crate::tokenise::{Text, encode, unix_seconds};
+use crate::tokenise::{Text, Words, encode, unix_seconds};
 use bytes::Bytes;
 use homing_kv::Prompt;
-use homing_model::Vocabulary;
+use homing_model::EncodedPrompt;
 use homing_router::event::{Compared, Leg, LegId, Turn};
 use homing_units::{Instant, RequestId};
 use homing_wire::anthropic;
@@ -102,18 +102,18 @@ struct Comparison {
 }
 
 impl Tokenised {
-    fn new(tokens: Vec<u32>, comparison: &Comparison) -> Result<Self, ApiError> {
+    fn new(encoded: EncodedPrompt, comparison: &Comparison) -> Result<Self, ApiError> {
+        let EncodedPrompt { tokens, prompt, .. } = encoded;
         if tokens.is_empty() {
             return Err(ApiError::invalid("the prompt has no tokens, expected one or more"));
         }
-        let prompt = Prompt::of_tokens(&tokens, comparison.block_size);
         let compared = comparison
             .tails
             .compare(&tokens, &prompt, comparison.block_size, comparison.opening);
         Ok(Self {
+            tokens,
             prompt,
             compared,
-            tokens: tokens.into(),
         })
     }
 }
@@ -132,7 +132,7 @@ impl TurnRequest {
         let endpoint = dialect.endpoint();
         let received = shell.clock.now();
         let (tokeniser, block_size) = (&shell.tokeniser, shell.block_size);
-        let vocabulary = tokeniser.vocabulary();
+        let words = tokeniser.words();
         let comparison = Comparison {
             block_size,
             tails: tokeniser.tails(),
@@ -146,7 +146,7 @@ impl TurnRequest {
         let canonical = shell.canonical.clone();
         let parse = move || {
             let body = read_body(dialect, &headers, &bytes, canonical.as_deref())?;
-            parse(dialect, body, vocabulary.as_deref(), &compared_by)
+            parse(dialect, body, words.as_deref(), &compared_by)
         };
         let Parsed {
             body,
@@ -167,7 +167,8 @@ impl TurnRequest {
             Some(tokenised) => tokenised,
             None => {
                 let tokens = tokeniser.ask(&text).await?;
-                tokeniser.heavy(move || Tokenised::new(tokens, &comparison)).await?
+                let hash = move || Tokenised::new(EncodedPrompt::of_tokens(tokens, comparison.block_size), &comparison);
+                tokeniser.heavy(hash).await?
             }
         };
         let output_limit = output_limit(shell, endpoint, &params, prompt.tokens);
@@ -303,7 +304,7 @@ fn read_body(
 fn parse(
     dialect: Dialect,
     received: Received,
-    vocabulary: Option<&Vocabulary>,
+    words: Option<&Words>,
     comparison: &Comparison,
 ) -> Result<Parsed, ApiError> {
     let Received {
@@ -313,12 +314,12 @@ fn parse(
         session,
     } = received;
     let (params, text) = text_of(dialect.endpoint(), &body)?;
-    let tokens = match (&text, vocabulary) {
-        (Text::Tokens(tokens), _) => Some(tokens.clone()),
-        (_, Some(vocabulary)) => Some(encode(vocabulary, &text)?),
+    let encoded = match (&text, words) {
+        (Text::Tokens(tokens), _) => Some(EncodedPrompt::of_tokens(tokens.clone(), comparison.block_size)),
+        (_, Some(words)) => Some(words.encode(&text)?),
         (_, None) => None,
     };
-    let tokenised = tokens.map(|tokens| Tokenised::new(tokens, comparison)).transpose()?;
+    let tokenised = encoded.map(|encoded| Tokenised::new(encoded, comparison)).transpose()?;
     Ok(Parsed {
         fresh: Fresh::of_chat(&body),
         original: original.filter(|_| params.stream),
