@@ -176,9 +176,7 @@ fn same_sessions(paper: &Paper, results: &Results, section: &mut Section) {
 
 /// What a later turn takes that is prefilled elsewhere, and one that is not.
 fn fallback(paper: &Paper, results: &Results, section: &mut Section) {
-    let mean_of = |such: fn(&RequestRecord) -> bool, seconds: fn(&RequestRecord) -> Option<f64>| {
-        sample(results, &stack::v5(), |run| mean(&of(run, such, seconds)))
-    };
+    let mean_of = |such: Such, seconds: Seconds| sample(results, &stack::v5(), |run| mean(&of(run, such, seconds)));
     let (slow, direct) = (mean_of(is_fallback, latency), mean_of(is_direct, latency));
     let fallbacks = sample(results, &stack::v5(), |run| {
         Some(of(run, is_fallback, latency).len() as f64)
@@ -213,7 +211,7 @@ fn fallback(paper: &Paper, results: &Results, section: &mut Section) {
             estimate(&sample(results, &stack::v5(), |run| median(&of(run, is_direct, latency))), "s")
         ),
     ));
-    let ratio = |seconds: fn(&RequestRecord) -> Option<f64>| {
+    let ratio = |seconds: Seconds| {
         sample(results, &stack::v5(), |run| {
             Some(mean(&of(run, is_fallback, seconds))? / mean(&of(run, is_direct, seconds))?)
         })
@@ -242,6 +240,12 @@ fn fallback(paper: &Paper, results: &Results, section: &mut Section) {
     ));
 }
 
+/// A kind of request.
+type Such = fn(&RequestRecord) -> bool;
+
+/// A time of a request.
+type Seconds = fn(&RequestRecord) -> Option<f64>;
+
 fn latency(request: &RequestRecord) -> Option<f64> {
     Some(request.latency().as_secs_f64())
 }
@@ -251,7 +255,7 @@ fn ttft(request: &RequestRecord) -> Option<f64> {
 }
 
 /// A figure of those requests of a run that are such.
-fn of(run: &Observed, such: fn(&RequestRecord) -> bool, seconds: fn(&RequestRecord) -> Option<f64>) -> Vec<f64> {
+fn of(run: &Observed, such: Such, seconds: Seconds) -> Vec<f64> {
     let requests = run.record.requests.iter().filter(|request| such(request));
     requests.filter_map(seconds).collect()
 }
@@ -298,7 +302,7 @@ fn by_path(results: &Results) -> Table {
             "latency p50",
         ],
     );
-    let kinds: [(&str, fn(&RequestRecord) -> bool); 3] = [
+    let kinds: [(&str, Such); 3] = [
         ("direct", is_direct),
         ("fallback, seed (no KV of it was there)", |request| {
             is_fallback(request) && request.path == Some(Path::Seed)
@@ -308,7 +312,7 @@ fn by_path(results: &Results) -> Table {
         }),
     ];
     for (how, such) in kinds {
-        let figure = |get: fn(&[f64]) -> Option<f64>, seconds: fn(&RequestRecord) -> Option<f64>| {
+        let figure = |get: fn(&[f64]) -> Option<f64>, seconds: Seconds| {
             let ours: Sample = sample(results, &stack::v5(), |run| get(&of(run, such, seconds)));
             estimate(&ours, "s")
         };

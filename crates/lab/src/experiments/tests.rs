@@ -5,7 +5,7 @@ use crate::observe::{is_direct, is_fallback};
 use homing_report::logs::{EvictionCause, EvictionLine, TransferLine};
 use homing_report::{ClassBounds, Path, RequestRecord, Run, RunRecord, WorkerRecord};
 use homing_units::Instant;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[test]
 fn setups_can_be_read_and_names_differ() {
@@ -71,8 +71,8 @@ pub(super) fn observed(requests: Vec<RequestRecord>) -> Observed {
         evictions: Vec::new(),
         bindings: Vec::new(),
         pauses: Vec::new(),
-        admissions: std::collections::BTreeMap::new(),
-        reasons: std::collections::BTreeMap::new(),
+        admissions: BTreeMap::new(),
+        reasons: BTreeMap::new(),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::section::{Row, Section, Table, each, estimate, list, number, plain, r
 use crate::setup::Setup;
 use crate::verdict::{Expect, Verdict};
 use homing_report::logs::{EvictionCause, TransferLine};
+use std::collections::BTreeSet;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "workers",
@@ -211,7 +212,7 @@ fn why_even(results: &Results, row: Row) -> Row {
     let links = of(|run| Some(dead_links(run).len() as f64));
     let pairs = of(|run| {
         let links = dead_links(run);
-        let receivers: std::collections::BTreeSet<&str> = links.iter().map(|(_, to)| *to).collect();
+        let receivers: BTreeSet<&str> = links.iter().map(|(_, to)| *to).collect();
         let both = |to: &&&str| links.iter().filter(|(_, other)| other == *to).count() > 1;
         (!receivers.is_empty()).then(|| receivers.iter().filter(both).count() as f64 / receivers.len() as f64 * 100.0)
     });
@@ -232,7 +233,7 @@ fn why_even(results: &Results, row: Row) -> Row {
 }
 
 /// The links over which a transfer failed because its receiver counted as dead: giver and receiver.
-fn dead_links(run: &Observed) -> std::collections::BTreeSet<(&str, &str)> {
+fn dead_links(run: &Observed) -> BTreeSet<(&str, &str)> {
     run.dead_transfers().map(|line| (from(line), to(line))).collect()
 }
 
