@@ -18,6 +18,8 @@
 
 mod audit;
 
+pub use audit::{BlockState, PoolDump};
+
 use crate::{BlockHash, BlockId, BlockMap};
 use std::collections::BTreeSet;
 
@@ -79,34 +81,6 @@ pub struct PoolStatistics {
     pub evictions: u64,
     /// The most blocks that one allocation evicted.
     pub largest_eviction_blocks: u32,
-}
-
-/// The whole state of one block that is not free, for comparison with a model and for debugging.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockState {
-    /// The block.
-    pub block: BlockId,
-    /// How many hold it.
-    pub references: u32,
-    /// Its name, if it is cached.
-    pub hash: Option<BlockHash>,
-    /// The name of the block before it, if it is cached and not the first of a prompt.
-    pub parent: Option<BlockHash>,
-    /// Whether it, or a cached block after it, is referenced.
-    pub pinned: bool,
-    /// Whether it is among the first to go.
-    pub demoted: bool,
-}
-
-/// The whole state of a pool, for comparison with a model and for debugging.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolDump {
-    /// Every block that is not free, by id.
-    pub blocks: Vec<BlockState>,
-    /// Free blocks, next to be taken last.
-    pub free: Vec<BlockId>,
-    /// Blocks that could be evicted right now, next to go first; their parents follow as they become leaves.
-    pub leaves: Vec<BlockHash>,
 }
 
 #[derive(Clone, Debug, Default)]
