@@ -34,6 +34,8 @@ struct Predictions {
     /// Oldest first.
     by_age: BTreeSet<(Instant, SessionId)>,
     blocks: usize,
+    /// From then on none of them counts.
+    expire: Instant,
 }
 
 /// A prefix of a session's prompt that is taken to lie at a worker.
@@ -165,7 +167,11 @@ impl Residency {
         kin: &[SessionId],
     ) -> BTreeMap<WorkerId, Held> {
         let mut held = self.known(prompt, family);
-        for (worker, predictions) in &self.predictions {
+        let live = self
+            .predictions
+            .iter()
+            .filter(|(_, predictions)| predictions.expire > now);
+        for (worker, predictions) in live {
             let own = kin
                 .iter()
                 .map(|session| predictions.share(now, *session, prompt))
@@ -199,6 +205,15 @@ impl Residency {
                 predictions.by_age.len(),
                 "each prediction has an age"
             );
+            let expire = predictions
+                .by_session
+                .values()
+                .map(|prediction| prediction.expires)
+                .max();
+            assert!(
+                expire.is_none_or(|expire| expire <= predictions.expire),
+                "the last of all is known"
+            );
             let blocks: usize = predictions.by_session.values().map(|prediction| prediction.held).sum();
             assert_eq!(predictions.blocks, blocks, "predicted blocks add up");
         }
@@ -208,6 +223,7 @@ impl Residency {
 impl Predictions {
     fn insert(&mut self, session: SessionId, prediction: Prediction) {
         self.remove(session);
+        self.expire = self.expire.max(prediction.expires);
         self.blocks += prediction.held;
         self.by_age.insert((prediction.made, session));
         self.by_session.insert(session, prediction);

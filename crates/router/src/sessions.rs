@@ -478,7 +478,10 @@ impl Sessions {
 /// How many blocks two prompts share from the start. Hashes are chained, so equality at one place means equality before it.
 pub(crate) fn shared_blocks(left: &[BlockHash], right: &[BlockHash]) -> usize {
     let (mut shared, mut open) = (0, left.len().min(right.len()));
-    // Continuations share all of the shorter one: look there first.
+    // Strangers share nothing, continuations all of the shorter one: look there first.
+    if open > 0 && left[0] != right[0] {
+        return 0;
+    }
     if open > 0 && left[open - 1] == right[open - 1] {
         return open;
     }

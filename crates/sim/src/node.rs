@@ -117,16 +117,21 @@ impl Node {
 
     /// What a load probe answers; `None` while it is down.
     pub(crate) fn load(&self) -> Option<LoadReport> {
-        let snapshot = self.engine.as_ref()?.snapshot();
+        let engine = self.engine.as_ref()?;
+        Some(self.load_of(&engine.snapshot()))
+    }
+
+    /// The same, of a snapshot that was just taken.
+    pub(crate) fn load_of(&self, snapshot: &Snapshot) -> LoadReport {
         let used = snapshot.blocks_total - snapshot.blocks_free - snapshot.blocks_evictable;
-        Some(LoadReport {
+        LoadReport {
             worker: self.id,
             running: snapshot.running,
             waiting: snapshot.waiting,
             kv_tokens_used: u64::from(used) * u64::from(self.config.block_size),
             transfer_queue: snapshot.importing + snapshot.offered,
             retracted: snapshot.retracted,
-        })
+        }
     }
 
     /// Whether sessions have slots there.

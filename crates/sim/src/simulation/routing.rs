@@ -170,8 +170,8 @@ impl Simulation<'_> {
     /// One worker answers its probes, or does not.
     pub(super) fn probe_worker(&mut self, index: usize, sample: bool) {
         let node = &mut self.nodes[index];
-        let load = node.load();
         let snapshot = node.engine.as_ref().map(|engine| engine.snapshot());
+        let load = snapshot.as_ref().map(|snapshot| node.load_of(snapshot));
         if let Some(load) = snapshot.filter(|_| sample && node.sampled != snapshot) {
             node.sampled = snapshot;
             let name = &node.spec.name;
