@@ -151,7 +151,7 @@ class Engine(Process):
         # Not the `vllm` script: it looks for a distribution of another name.
         command = [lab.python, "-m", "vllm.entrypoints.openai.api_server", "--model", lab.model]
         command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--enforce-eager", "--max-model-len", "16384", "--block-size", str(BLOCK_SIZE)]
+        command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", "16384", "--block-size", str(BLOCK_SIZE)]
         command += ["--enable-prompt-tokens-details", "--prefix-caching-hash-algo", "sha256_cbor"]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         command += ["--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(publisher)]
@@ -205,14 +205,8 @@ class Engine(Process):
 
     def forget(self):
         """Drops its cache. Its event comes with the next step, so it is made to take one."""
-        deadline = time.monotonic() + 60
-        while True:
-            # Refused while blocks are held for somebody who may still pull them.
-            post(f"{self.url}/reset_prefix_cache")
-            self.complete([5] * 3, 1)
-            probe = self.complete([5] * 3, 1)
-            if probe or time.monotonic() > deadline:
-                return
+        post(f"{self.url}/reset_prefix_cache")
+        self.complete([5] * 3, 1)
 
 
 def greedy(prompt, max_tokens):
@@ -243,8 +237,7 @@ class Router(Process):
     def workers(self):
         """What the router thinks of its workers, by name."""
         page = json.loads(get(f"{self.url}/admin/workers"))
-        found = page if isinstance(page, list) else page["workers"]
-        return {worker["name"]: worker for worker in found}
+        return {worker["name"]: worker for worker in page["data"]}
 
     def until(self, what, holds, timeout_s=60):
         """Waits until the router's view of its workers is as wanted."""
@@ -256,6 +249,10 @@ class Router(Process):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"waited in vain for: {what}; workers: {json.dumps(workers)}")
             time.sleep(0.2)
+
+    def sample(self, name):
+        """One sample of its metrics, by name and labels."""
+        return samples(get(f"{self.url}/metrics")).get(name, 0)
 
     def metric(self, name):
         """The sum over a metric's samples."""

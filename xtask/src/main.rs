@@ -2,6 +2,7 @@
 
 mod ci;
 mod determinism;
+mod e2e;
 mod reproduce;
 mod shell;
 mod tidy;
@@ -30,6 +31,8 @@ enum Chore {
         /// The folder that holds them.
         folder: PathBuf,
     },
+    /// The end-to-end test against a real vLLM on this machine's CPUs.
+    E2e(e2e::Args),
     /// Writes `docs/reproduction.md` from fresh simulations: minutes on two cores.
     Reproduce(reproduce::Args),
 }
@@ -40,6 +43,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Tidy => tidy::run(),
         Chore::Determinism => determinism::run(),
         Chore::Traces { folder } => traces::run(&folder),
+        Chore::E2e(args) => e2e::run(&args),
         Chore::Reproduce(args) => reproduce::run(&args),
     }
 }

@@ -62,10 +62,12 @@ pub struct WorkerSpec {
     /// What kind of engine it is.
     #[serde(default)]
     pub kind: EngineKind,
-    /// Where it publishes KV events, such as `tcp://127.0.0.1:5557`; an embedded worker says it by itself.
+    /// Where it publishes KV events, such as `tcp://127.0.0.1:5557` or `ipc:///run/vllm/events`; with `bind:` before it the
+    /// router listens there and engines connect. An embedded worker says it by itself, and so does a vLLM whose
+    /// `/kv_event_sources` names what it has bound.
     #[serde(default)]
     pub kv_events: Option<String>,
-    /// Where it replays KV events; an embedded worker says it by itself.
+    /// Where it replays KV events; said by itself as `kv_events` is.
     #[serde(default)]
     pub kv_replay: Option<String>,
     /// Size of its KV pool in tokens, for an engine whose metrics do not say it.
@@ -79,6 +81,10 @@ pub struct WorkerSpec {
     /// always at an engine that lacks the API, requests are translated.
     #[serde(default)]
     pub native_apis: bool,
+    /// Which engine of a data-parallel server it is: each rank has a cache of its own and is a worker of its own here, at
+    /// the same `url`.
+    #[serde(default)]
+    pub data_parallel_rank: Option<u32>,
 }
 
 impl WorkerSpec {
@@ -95,6 +101,7 @@ impl WorkerSpec {
             kv_tokens: None,
             transfers: None,
             native_apis: false,
+            data_parallel_rank: None,
         }
     }
 }

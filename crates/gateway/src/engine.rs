@@ -6,9 +6,11 @@
 mod discovery;
 mod feed;
 mod mapping;
+mod source;
 mod watch;
 
-pub(crate) use watch::Watch;
+pub(crate) use source::{EXPECTED_SOURCE, EventSource, is_endpoint};
+pub(crate) use watch::{Doubt, Watch};
 
 use tokio::sync::mpsc;
 

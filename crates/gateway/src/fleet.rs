@@ -4,11 +4,13 @@
 //! here is only what is needed to send it something, and what the fleet as a whole can serve.
 
 use crate::config::{EngineKind, WorkerSpec};
+use crate::engine::EventSource;
 use crate::proxy::dialect::Dialect;
 use arc_swap::ArcSwapOption;
 use homing_router::event::{Role, WorkerInfo};
 use homing_units::WorkerId;
 use homing_wire::openai::{ApiError, ModelCard};
+use http::{HeaderName, HeaderValue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,10 +40,25 @@ pub(crate) struct Known {
     pub(crate) endpoints: KvEndpoints,
 }
 
+impl Known {
+    /// Whether it serves a model that a peer serves: engines of one fleet answer for each other.
+    pub(crate) fn serves_what(&self, peer: &Self) -> bool {
+        self.models
+            .iter()
+            .any(|model| peer.models.iter().any(|of_peer| of_peer.id == model.id))
+    }
+
+    /// What it serves, for a message.
+    pub(crate) fn model_names(&self) -> String {
+        let names: Vec<&str> = self.models.iter().map(|model| model.id.as_str()).collect();
+        names.join("`, `")
+    }
+}
+
 /// Where KV events come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KvEndpoints {
-    pub(crate) events: Option<String>,
+    pub(crate) events: Option<EventSource>,
     pub(crate) replay: Option<String>,
 }
 
@@ -78,6 +95,21 @@ impl Fleet {
     pub(crate) fn speaks(&self, worker: WorkerId, dialect: Dialect) -> bool {
         self.member(worker)
             .is_some_and(|member| member.spec.native_apis && dialect.is_spoken_by(member.spec.kind))
+    }
+
+    /// The header that says which engine of a data-parallel server a leg is for.
+    pub(crate) fn rank_header(&self, worker: WorkerId) -> Option<(HeaderName, HeaderValue)> {
+        let rank = self.member(worker)?.spec.data_parallel_rank?;
+        Some((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(rank)))
+    }
+
+    /// Whether the cached tokens that a decode leg reports are those of the worker's own cache. vLLM reports for a leg that
+    /// imports what the exporting worker had cached (0.32, `remote_prefill_cached_tokens`): that says nothing about its own.
+    pub(crate) fn reports_own_cache(&self, worker: WorkerId, imports: bool) -> bool {
+        !imports
+            || self
+                .member(worker)
+                .is_some_and(|member| member.spec.kind == EngineKind::Homing)
     }
 
     /// The workers that answered their last probe.
@@ -169,7 +201,7 @@ impl Member {
         self.reachable.store(reachable, Ordering::Relaxed);
     }
 
-    fn is_reachable(&self) -> bool {
+    pub(crate) fn is_reachable(&self) -> bool {
         self.reachable.load(Ordering::Relaxed)
     }
 }
@@ -200,6 +232,23 @@ mod tests {
             fleet.served_model(Some("anything")).unwrap(),
             "anything",
             "no worker has said what it serves"
+        );
+    }
+
+    #[test]
+    fn a_rank_is_addressed_and_an_import_says_nothing_of_its_cache() {
+        let ranked = WorkerSpec {
+            data_parallel_rank: Some(3),
+            ..WorkerSpec::new("http://h", EngineKind::Vllm)
+        };
+        let fleet = Fleet::new(&[ranked, WorkerSpec::new("http://h", EngineKind::Homing)]);
+        let (name, value) = fleet.rank_header(WorkerId(0)).unwrap();
+        assert_eq!((name.as_str(), value.to_str().unwrap()), ("x-data-parallel-rank", "3"));
+        assert_eq!(fleet.rank_header(WorkerId(1)), None);
+        let owns = |worker, imports| fleet.reports_own_cache(WorkerId(worker), imports);
+        assert_eq!(
+            [owns(0, false), owns(0, true), owns(1, false), owns(1, true)],
+            [true, false, true, true]
         );
     }
 }

@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::config::{GatewayConfig, WorkerSpec};
 use crate::core_task::{CoreHandle, CoreTask};
-use crate::engine::{ResyncSender, Watch};
+use crate::engine::{Doubt, EXPECTED_SOURCE, EventSource, ResyncSender, Watch, is_endpoint};
 use crate::fleet::Fleet;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch as PrefixWatch;
@@ -23,7 +23,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc};
@@ -242,7 +242,7 @@ impl Parts {
                 telemetry: Arc::clone(&self.telemetry),
                 clocks: config.clocks.clone(),
                 block_size: config.router.block_size,
-                doubtful: AtomicBool::new(false),
+                doubt: Arc::new(Doubt::default()),
             };
             let (sender, orders) = mpsc::channel(RESYNCS);
             resyncs.insert(member.id, sender);
@@ -340,6 +340,19 @@ impl GatewayConfig {
             if !uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {
                 return wrong(format!(
                     "the worker `{url}` has no address, expected such as `http://127.0.0.1:8000`"
+                ));
+            }
+            let sources = (&member.spec.kv_events, &member.spec.kv_replay);
+            if let Some(source) = sources
+                .0
+                .as_ref()
+                .filter(|source| source.parse::<EventSource>().is_err())
+            {
+                return wrong(format!("`kv_events` is `{source}`, expected {EXPECTED_SOURCE}"));
+            }
+            if let Some(replay) = sources.1.as_ref().filter(|replay| !is_endpoint(replay)) {
+                return wrong(format!(
+                    "`kv_replay` is `{replay}`, expected `tcp://HOST:PORT` or `ipc://PATH`"
                 ));
             }
             if !is_worker_name(&member.name) {

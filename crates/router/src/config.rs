@@ -13,6 +13,9 @@ pub struct RouterConfig {
     pub block_size: u32,
     /// Who decides.
     pub policy: PolicySpec,
+    /// Whether a session that a policy sends to another decode worker takes its KV along from the one that holds it, instead
+    /// of having it computed by a prefill worker.
+    pub migrate: bool,
     /// The seed of jitter and of policies that draw.
     pub seed: u64,
     /// Bounds of queues, maps and retries.
@@ -26,6 +29,7 @@ impl Default for RouterConfig {
         Self {
             block_size: 16,
             policy: PolicySpec::default(),
+            migrate: false,
             seed: 0,
             limits: Limits::default(),
             clocks: Clocks::default(),

@@ -4,6 +4,7 @@
 //! - `workers`: joins, leaves, probes, loads, KV events
 //! - `turns`: new turns, the queue, planning and placing
 //! - `legs`: answers and failures of legs, and what the handoff machine makes of them
+//! - `sources`: who hands a session's KV over when it moves
 //! - `survey`: the board that a policy sees
 //! - `views`: what operators see
 //!
@@ -11,6 +12,7 @@
 //! the end of the event.
 
 mod legs;
+mod sources;
 mod survey;
 mod turns;
 mod views;

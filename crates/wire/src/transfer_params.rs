@@ -62,6 +62,21 @@ impl TransferParams {
         }
     }
 
+    /// Why these params of a prefill leg's answer must not go to a decode worker, if there is a reason. `prompt_tokens` is
+    /// what the prefill worker counted in its prompt: an engine that is offered fewer tokens than its prompt has dies of it.
+    #[must_use]
+    pub fn refusal(&self, prompt_tokens: Option<u32>) -> Option<String> {
+        if !self.do_remote_prefill {
+            return Some("expected an offer of kv, found `do_remote_prefill` false".to_owned());
+        }
+        match (self.remote_num_tokens, prompt_tokens) {
+            (Some(offered), Some(prompt)) if offered != prompt => Some(format!(
+                "expected an offer of the whole prompt of `{prompt}` tokens, found `{offered}`"
+            )),
+            _ => None,
+        }
+    }
+
     /// Reads the object from its JSON text.
     ///
     /// # Errors
@@ -218,6 +233,28 @@ mod tests {
         assert_eq!(TransferParams::parse(&params.to_json()), Ok(params.clone()));
         assert!(params.to_json().ends_with(br#","x":1.50e1}"#), "word for word");
         assert_ne!(prompt_hash(&[1, 2, 3]), prompt_hash(&[1, 2, 4]));
+    }
+
+    #[test]
+    fn an_offer_is_for_the_whole_prompt() {
+        let check = |json: &'static str, prompt_tokens: Option<u32>, refused: bool| {
+            let params = TransferParams::parse(&Bytes::from_static(json.as_bytes())).expect(json);
+            assert_eq!(
+                params.refusal(prompt_tokens).is_some(),
+                refused,
+                "{json} {prompt_tokens:?}"
+            );
+        };
+        check(
+            r#"{"do_remote_prefill":true,"remote_num_tokens":100}"#,
+            Some(100),
+            false,
+        );
+        check(r#"{"do_remote_prefill":true,"remote_num_tokens":96}"#, Some(100), true);
+        check(r#"{"do_remote_prefill":true,"remote_num_tokens":100}"#, Some(96), true);
+        check(r#"{"do_remote_prefill":true,"remote_num_tokens":100}"#, None, false);
+        check(r#"{"do_remote_prefill":true}"#, Some(100), false);
+        check(r#"{"do_remote_decode":true}"#, Some(100), true);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What an engine says of itself: the embedded worker in one answer, vLLM spread over several pages, with what it does
 //! not say taken from the configuration.
 
+use super::source::{EventSource, reached_at};
 use crate::config::EngineKind;
 use crate::fleet::{Known, KvEndpoints, Member};
 use crate::upstream::Upstream;
@@ -9,6 +10,7 @@ use homing_units::{BootEpoch, WorkerId};
 use homing_wire::metrics_text::{Metrics, names};
 use homing_wire::openai::{ModelCard, ModelList};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -29,6 +31,16 @@ struct HomingEndpoints {
     kv_replay: SocketAddr,
 }
 
+/// A part of vLLM's `/kv_event_sources`: where one engine of the server publishes, as it was configured.
+#[derive(Clone, Debug, Deserialize)]
+struct VllmSource {
+    endpoint: Option<String>,
+    replay_endpoint: Option<String>,
+}
+
+/// By data-parallel rank.
+type VllmSources = BTreeMap<u32, VllmSource>;
+
 /// Asks an engine who it is.
 ///
 /// # Errors
@@ -42,7 +54,18 @@ pub(super) async fn discover(member: &Member, upstream: &Upstream, timeout: Dura
         EngineKind::Vllm => {
             let models = upstream.get(&member.uri("/v1/models"), timeout).await?;
             let metrics = upstream.get(&member.uri("/metrics"), timeout).await?;
-            vllm(member, &models, &Metrics::parse(&String::from_utf8_lossy(&metrics)))
+            let metrics = metrics_of(member, &metrics);
+            let mut known = vllm(member, &models, &metrics)?;
+            if known.endpoints.events.is_none() {
+                // A release without the page answers 404: then there are no events.
+                let page = upstream.get(&member.uri("/kv_event_sources"), timeout).await;
+                let sources = page
+                    .ok()
+                    .and_then(|page| serde_json::from_slice::<VllmSources>(&page).ok());
+                known.endpoints = endpoints_of(member, &sources.unwrap_or_default());
+                known.info.kv_events = known.endpoints.events.is_some();
+            }
+            Ok(known)
         }
     }
 }
@@ -71,10 +94,8 @@ fn homing(member: &Member, body: &[u8]) -> Result<Known, String> {
         },
         models: vec![card],
         endpoints: KvEndpoints {
-            events: spec
-                .kv_events
-                .clone()
-                .or_else(|| Some(endpoint(member, info.endpoints.kv_events))),
+            events: configured_source(member)
+                .or_else(|| Some(EventSource::Connect(endpoint(member, info.endpoints.kv_events)))),
             replay: spec
                 .kv_replay
                 .clone()
@@ -88,8 +109,70 @@ fn endpoint(member: &Member, address: SocketAddr) -> String {
     if !address.ip().is_unspecified() {
         return format!("tcp://{address}");
     }
+    format!("tcp://{}:{}", host(member), address.port())
+}
+
+fn host(member: &Member) -> String {
     let uri: http::Uri = member.uri("/").parse().unwrap_or_default();
-    format!("tcp://{}:{}", uri.host().unwrap_or("127.0.0.1"), address.port())
+    uri.host().unwrap_or("127.0.0.1").to_owned()
+}
+
+/// Where the configuration says that its events come from; it was checked at the start.
+fn configured_source(member: &Member) -> Option<EventSource> {
+    member.spec.kv_events.as_ref()?.parse().ok()
+}
+
+/// An engine's metrics page; of a data-parallel server's page what this rank's engine says, and what all share.
+pub(super) fn metrics_of(member: &Member, page: &[u8]) -> Metrics {
+    let mut metrics = Metrics::parse(&String::from_utf8_lossy(page));
+    if let Some(rank) = member.spec.data_parallel_rank {
+        let rank = rank.to_string();
+        metrics
+            .samples
+            .retain(|sample| sample.label("engine").is_none_or(|engine| engine == rank));
+    }
+    metrics
+}
+
+/// Where a vLLM says that its events come from. What it cannot say alone is said to whoever configures it, once.
+fn endpoints_of(member: &Member, sources: &VllmSources) -> KvEndpoints {
+    let rank = member.spec.data_parallel_rank;
+    let source = match (rank, sources.len()) {
+        (Some(rank), _) => sources.get(&rank),
+        (None, 0 | 1) => sources.values().next(),
+        (None, ranks) => {
+            tracing::warn!(
+                worker = member.name,
+                ranks,
+                "a data-parallel server: list it once for each rank with `data_parallel_rank`, its cache is not followed"
+            );
+            None
+        }
+    };
+    let Some(VllmSource {
+        endpoint: Some(bound),
+        replay_endpoint,
+    }) = source.cloned()
+    else {
+        return KvEndpoints::default();
+    };
+    let host = host(member);
+    let events = reached_at(&bound, &host).map(EventSource::Connect);
+    if events.is_none() {
+        tracing::warn!(
+            worker = member.name,
+            endpoint = bound,
+            "it connects there with its kv events: set `kv_events = \"bind:..\"` if that is the router"
+        );
+    }
+    KvEndpoints {
+        events,
+        // This socket an engine binds whatever its form.
+        replay: member.spec.kv_replay.clone().or_else(|| {
+            let bound = replay_endpoint?;
+            reached_at(&bound, &host).or(Some(bound))
+        }),
+    }
 }
 
 fn vllm(member: &Member, models: &[u8], metrics: &Metrics) -> Result<Known, String> {
@@ -97,6 +180,10 @@ fn vllm(member: &Member, models: &[u8], metrics: &Metrics) -> Result<Known, Stri
         serde_json::from_slice(models).map_err(|error| format!("expected `/v1/models` of an engine: {error}"))?;
     let context = models.data.iter().filter_map(|model| model.max_model_len).max();
     let max_context_tokens = context.ok_or("expected `max_model_len` in `/v1/models`, found none")?;
+    let caching = metrics.label(names::CACHE_CONFIG_INFO, "enable_prefix_caching");
+    if caching.is_some_and(|caching| caching.eq_ignore_ascii_case("false")) {
+        return Err("refused: expected an engine that caches prefixes, found `enable_prefix_caching` false".to_owned());
+    }
     let spec = &member.spec;
     let kv_tokens = spec.kv_tokens.or_else(|| pool_tokens(metrics)).unwrap_or_else(|| {
         tracing::warn!(
@@ -121,7 +208,7 @@ fn vllm(member: &Member, models: &[u8], metrics: &Metrics) -> Result<Known, Stri
         },
         models: models.data,
         endpoints: KvEndpoints {
-            events: spec.kv_events.clone(),
+            events: configured_source(member),
             replay: spec.kv_replay.clone(),
         },
     })
@@ -213,6 +300,56 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_without_a_prefix_cache_is_refused() {
+        let fleet = Fleet::new(&[WorkerSpec::new("http://h:1", EngineKind::Vllm)]);
+        let models = br#"{"object":"list","data":[{"id":"m","object":"model","max_model_len":16384}]}"#;
+        let page = PAGE.replace("{block_size", "{enable_prefix_caching=\"False\",block_size");
+        let error = vllm(&fleet.members()[0], models, &Metrics::parse(&page)).unwrap_err();
+        assert!(error.contains("`enable_prefix_caching` false"), "{error}");
+    }
+
+    #[test]
+    fn an_engine_says_where_its_events_come_from() {
+        let check = |rank: Option<u32>, page: &str, expected: Option<(&str, Option<&str>)>| {
+            let spec = WorkerSpec {
+                data_parallel_rank: rank,
+                ..WorkerSpec::new("http://10.0.0.7:1", EngineKind::Vllm)
+            };
+            let fleet = Fleet::new(&[spec]);
+            let found = endpoints_of(&fleet.members()[0], &serde_json::from_str(page).unwrap());
+            let expected = expected.map_or_else(KvEndpoints::default, |(events, replay)| KvEndpoints {
+                events: Some(EventSource::Connect(events.to_owned())),
+                replay: replay.map(str::to_owned),
+            });
+            assert_eq!(found, expected, "{page}");
+        };
+        let one =
+            r#"{"0":{"enable_kv_cache_events":true,"endpoint":"ipc:///x","replay_endpoint":"tcp://127.0.0.1:6"}}"#;
+        check(None, one, Some(("ipc:///x", Some("tcp://127.0.0.1:6"))));
+        let two = r#"{"0":{"endpoint":"tcp://*:5","replay_endpoint":null},"1":{"endpoint":"tcp://*:6","replay_endpoint":"tcp://*:8"}}"#;
+        check(Some(1), two, Some(("tcp://10.0.0.7:6", Some("tcp://10.0.0.7:8"))));
+        check(Some(2), two, None);
+        check(None, two, None);
+        check(None, "{}", None);
+    }
+
+    #[test]
+    fn a_ranks_figures_are_its_own() {
+        let spec = WorkerSpec {
+            data_parallel_rank: Some(1),
+            ..WorkerSpec::new("http://h:1", EngineKind::Vllm)
+        };
+        let page = "process_start_time_seconds 1.5e9\n\
+            vllm:num_requests_running{engine=\"0\"} 3\nvllm:num_requests_running{engine=\"1\"} 4\n\
+            vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} 0\n\
+            vllm:kv_cache_usage_perc{engine=\"0\"} 1\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.25\n";
+        let metrics = metrics_of(&Fleet::new(&[spec]).members()[0], page.as_bytes());
+        let load = load_of(WorkerId(0), &metrics, 1_000).unwrap();
+        assert_eq!((load.running, load.waiting, load.kv_tokens_used), (4, 0, 250));
+        assert!(epoch_of(&metrics).is_some());
+    }
+
+    #[test]
     fn load_is_read_from_metrics() {
         let load = load_of(WorkerId(0), &Metrics::parse(PAGE), 1_000).unwrap();
         assert_eq!((load.running, load.waiting, load.kv_tokens_used), (3, 2, 500));
@@ -227,7 +364,10 @@ mod tests {
             "kv_transfer":"10.0.0.7:8"},"kv_events_topic":"kv@d0@tiny","step_model":null,"version":"0.1.0"}"#;
         let known = homing(&fleet.members()[0], body).unwrap();
         assert_eq!((known.info.role, known.info.epoch), (Role::Decode, BootEpoch(7)));
-        assert_eq!(known.endpoints.events.as_deref(), Some("tcp://10.0.0.7:5"));
+        assert_eq!(
+            known.endpoints.events,
+            Some(EventSource::Connect("tcp://10.0.0.7:5".to_owned()))
+        );
         assert_eq!(known.endpoints.replay.as_deref(), Some("tcp://10.0.0.7:6"));
     }
 }

@@ -4,8 +4,9 @@
 //! missing, the engine is asked for it before what follows is mapped. What its replay no longer has is passed over; the
 //! core sees that gap by the numbers and says what follows from it.
 
-use super::Resync;
 use super::mapping::HashMapping;
+use super::source::EventSource;
+use super::{Doubt, Resync};
 use crate::core_task::CoreHandle;
 use crate::fleet::KvEndpoints;
 use crate::telemetry::Telemetry;
@@ -17,6 +18,7 @@ use homing_wire::kv_events::{EventBatch, Frame, Replay};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
 /// How long making a connection may take.
@@ -25,6 +27,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(5);
 /// First pause before a lost subscription is tried again.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// How long batches are left aside after a sequence began anew: by then the probes have met the new life, or there is none.
+const RESTART_DOUBT: Duration = Duration::from_secs(10);
 
 /// One life's events.
 pub(super) struct Feed {
@@ -37,23 +41,31 @@ pub(super) struct Feed {
     /// The sequence number that is mapped next.
     pub(super) next: u64,
     pub(super) retry_cap: Duration,
+    /// The engine of a data-parallel server whose batches these are; `None` where there is only one.
+    pub(super) rank: Option<u32>,
+    /// Where a sequence that began anew is told.
+    pub(super) doubt: Arc<Doubt>,
+    /// When the engine made the last batch that was mapped, in its own seconds since 1970.
+    pub(super) last_made_s: f64,
+    /// Until when batches may be those of a life that is not known yet.
+    pub(super) fenced_until: Option<Instant>,
 }
 
 impl Feed {
     /// Follows the events until it is dropped.
     pub(super) async fn run(mut self, resyncs: &mut mpsc::Receiver<Resync>) {
-        let Some(endpoint) = self.endpoints.events.clone() else {
+        let Some(source) = self.endpoints.events.clone() else {
             return self.refuse(resyncs).await;
         };
         let mut pause = RETRY_FIRST;
         loop {
-            match subscribe(&endpoint).await {
+            match subscribe(&source).await {
                 Ok(socket) => {
                     pause = RETRY_FIRST;
-                    self.follow(socket, resyncs).await;
+                    self.follow(socket, &source, resyncs).await;
                 }
                 Err(error) => {
-                    tracing::debug!(worker = %self.worker, endpoint, error, "kv events cannot be subscribed to");
+                    tracing::debug!(worker = %self.worker, %source, error, "kv events cannot be subscribed to");
                 }
             }
             // An order that comes now is answered by the replay after the next subscription, or is refused in time.
@@ -71,7 +83,7 @@ impl Feed {
     }
 
     /// Reads one subscription to its end.
-    async fn follow(&mut self, mut socket: SubSocket, resyncs: &mut mpsc::Receiver<Resync>) {
+    async fn follow(&mut self, mut socket: SubSocket, source: &EventSource, resyncs: &mut mpsc::Receiver<Resync>) {
         let mut monitor = socket.monitor();
         // What was published before the subscription.
         self.replay(self.next).await;
@@ -84,8 +96,12 @@ impl Feed {
                         return;
                     }
                 },
-                event = monitor.next() => if matches!(event, None | Some(SocketEvent::Disconnected(_) | SocketEvent::Closed)) {
-                    return;
+                event = monitor.next() => match (event, source) {
+                    // A socket of ours stays; whoever left may have published in vain before coming back.
+                    (Some(SocketEvent::Accepted(..)), EventSource::Bind(_)) => drop(self.replay(self.next).await),
+                    (Some(SocketEvent::Disconnected(_)), EventSource::Bind(_)) => {}
+                    (None | Some(SocketEvent::Disconnected(_) | SocketEvent::Closed), _) => return,
+                    (Some(_), _) => {}
                 },
                 order = resyncs.recv() => match order {
                     Some(Resync { from_sequence }) => {
@@ -103,9 +119,12 @@ impl Feed {
             Ok(frame) => frame,
             Err(error) => return tracing::warn!(worker = %self.worker, %error, "a kv event message is malformed"),
         };
+        if self.is_fenced() || self.is_of_another_rank(&frame) {
+            return;
+        }
         // A number that was had is what a replay brought already, or a new life, whose feed begins anew.
         if frame.sequence < self.next {
-            return;
+            return self.had_before(&frame);
         }
         if frame.sequence > self.next {
             self.telemetry.kv_gap(self.worker);
@@ -114,6 +133,28 @@ impl Feed {
         if frame.sequence >= self.next {
             self.apply(&frame).await;
         }
+    }
+
+    /// A batch that is a copy is as old as the first one. A newer one under a number that was had is of another life,
+    /// which the probes are to meet: until then nothing of it may be taken for this one's.
+    fn had_before(&mut self, frame: &Frame) {
+        let made_s = EventBatch::decode(&frame.payload).map_or(0.0, |batch| batch.timestamp);
+        if made_s > self.last_made_s {
+            tracing::info!(worker = %self.worker, sequence = frame.sequence, "the sequence of kv events began anew");
+            self.fenced_until = Some(Instant::now() + RESTART_DOUBT);
+            self.doubt.sequence_began_anew();
+        }
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.fenced_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Whether a batch is of another engine of the same server, whose cache is another worker's.
+    fn is_of_another_rank(&self, frame: &Frame) -> bool {
+        let Some(rank) = self.rank else { return false };
+        let batch = EventBatch::decode(&frame.payload);
+        batch.is_ok_and(|batch| batch.data_parallel_rank.is_some_and(|of| of != rank))
     }
 
     /// Asks for all batches from a number on; says whether all that were published since came.
@@ -153,7 +194,10 @@ impl Feed {
     async fn apply(&mut self, frame: &Frame) {
         let Frame { sequence, payload, .. } = frame;
         let events = match EventBatch::decode(payload) {
-            Ok(batch) => batch.events,
+            Ok(batch) => {
+                self.last_made_s = batch.timestamp.max(self.last_made_s);
+                batch.events
+            }
             Err(error) => {
                 // The batch is lost but not its number: a gap that no replay fills would be asked for again and again.
                 tracing::warn!(worker = %self.worker, %error, sequence, "a batch of kv events is malformed");
@@ -183,9 +227,12 @@ impl Feed {
     }
 }
 
-async fn subscribe(endpoint: &str) -> Result<SubSocket, String> {
+async fn subscribe(source: &EventSource) -> Result<SubSocket, String> {
     let mut socket = SubSocket::new();
-    within(CONNECT_TIMEOUT, socket.connect(endpoint)).await?;
+    match source {
+        EventSource::Connect(endpoint) => within(CONNECT_TIMEOUT, socket.connect(endpoint)).await?,
+        EventSource::Bind(endpoint) => drop(within(CONNECT_TIMEOUT, socket.bind(endpoint)).await?),
+    }
     within(CONNECT_TIMEOUT, socket.subscribe("")).await?;
     Ok(socket)
 }
@@ -253,7 +300,7 @@ mod tests {
                 }
             });
             let endpoints = KvEndpoints {
-                events: Some(at),
+                events: Some(EventSource::Connect(at)),
                 replay: Some(replay_at),
             };
             Self {
@@ -305,6 +352,10 @@ mod tests {
             mapping: HashMapping::new(2, 1_000),
             next: 0,
             retry_cap: Duration::from_millis(20),
+            rank: None,
+            doubt: Arc::default(),
+            last_made_s: 0.0,
+            fenced_until: None,
         }
     }
 
@@ -410,16 +461,19 @@ mod tests {
         let publisher = Publisher::start().await;
         publisher.keep(&[batch(0)]);
         let endpoints = publisher.endpoints.clone();
+        let Some(EventSource::Connect(at)) = endpoints.events.clone() else {
+            panic!("a publisher is connected to")
+        };
         let (core, mut messages) = CoreHandle::channel();
         let (_orders, mut resyncs) = mpsc::channel(1);
-        let feed = feed(endpoints.clone(), core);
+        let feed = feed(endpoints, core);
         let task = tokio::spawn(async move { feed.run(&mut resyncs).await });
         expect_batch(&mut messages, 0).await;
         drop(publisher);
         // The same life behind the same addresses: a proxy that was restarted, say.
         let mut events = PubSocket::new();
         let bound = tokio::time::timeout(PATIENCE, async {
-            while events.bind(endpoints.events.as_ref().unwrap()).await.is_err() {
+            while events.bind(&at).await.is_err() {
                 tokio::task::yield_now().await;
             }
         });
@@ -436,5 +490,98 @@ mod tests {
         });
         assert_eq!(sent.await.expect("the feed comes back"), 1);
         task.abort();
+    }
+
+    /// A publisher that connects, as vLLM does to an endpoint without a wildcard; published again and again until it is seen.
+    async fn published_until(endpoint: &str, frame: &Frame, messages: &mut mpsc::Receiver<Message>) -> Event {
+        let mut events = PubSocket::new();
+        events.connect(endpoint).await.unwrap();
+        let sent = async {
+            loop {
+                let message = ZmqMessage::try_from(frame.encode().to_vec()).unwrap();
+                events.send(message).await.unwrap();
+                if let Ok(Message::Event(event)) = messages.try_recv() {
+                    return event;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, sent).await.expect("it arrives")
+    }
+
+    #[tokio::test]
+    async fn engines_connect_to_a_socket_of_the_router() {
+        let publisher = Publisher::start().await;
+        let folder = tempfile::tempdir().unwrap();
+        let endpoint = format!("ipc://{}", folder.path().join("events").display());
+        let endpoints = KvEndpoints {
+            events: Some(EventSource::Bind(endpoint.clone())),
+            replay: publisher.endpoints.replay.clone(),
+        };
+        let (core, mut messages) = CoreHandle::channel();
+        let (_orders, mut resyncs) = mpsc::channel(1);
+        let feed = feed(endpoints, core);
+        let task = tokio::spawn(async move { feed.run(&mut resyncs).await });
+        let bound = tokio::time::timeout(PATIENCE, async {
+            while !folder.path().join("events").exists() {
+                tokio::task::yield_now().await;
+            }
+        });
+        bound.await.expect("the router listens");
+        let Event::Kv(first) = published_until(&endpoint, &batch(0), &mut messages).await else {
+            panic!("expected a batch")
+        };
+        assert_eq!(first.sequence, 0);
+        // It left. What it published in vain is replayed when it is back.
+        publisher.keep(&[batch(1), batch(2)]);
+        let mut events = PubSocket::new();
+        events.connect(&endpoint).await.unwrap();
+        expect_batch(&mut messages, 1).await;
+        expect_batch(&mut messages, 2).await;
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn a_sequence_that_begins_anew_is_another_life() {
+        let (core, mut messages) = CoreHandle::channel();
+        let mut feed = feed(KvEndpoints::default(), core);
+        let made = |sequence: u64, timestamp: f64| {
+            let mut frame = batch(sequence);
+            let mut of = EventBatch::decode(&frame.payload).unwrap();
+            of.timestamp = timestamp;
+            frame.payload = of.encode();
+            ZmqMessage::try_from(frame.encode().to_vec()).unwrap()
+        };
+        feed.published(&made(0, 10.0)).await;
+        feed.published(&made(1, 11.0)).await;
+        feed.published(&made(0, 10.0)).await;
+        expect_batch(&mut messages, 0).await;
+        expect_batch(&mut messages, 1).await;
+        assert!(!feed.is_fenced(), "a copy of a batch is no new life");
+        feed.published(&made(0, 20.0)).await;
+        feed.published(&made(2, 21.0)).await;
+        assert!(feed.is_fenced() && feed.doubt.is_raised());
+        assert!(
+            messages.try_recv().is_err(),
+            "the new life's batch 2 does not follow the old one's batch 1"
+        );
+    }
+
+    #[tokio::test]
+    async fn another_ranks_batches_are_another_workers() {
+        let (core, mut messages) = CoreHandle::channel();
+        let mut feed = feed(KvEndpoints::default(), core);
+        feed.rank = Some(1);
+        for (rank, sequence) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+            let mut frame = batch(sequence);
+            let mut of = EventBatch::decode(&frame.payload).unwrap();
+            of.data_parallel_rank = Some(rank);
+            frame.payload = of.encode();
+            feed.published(&ZmqMessage::try_from(frame.encode().to_vec()).unwrap())
+                .await;
+        }
+        expect_batch(&mut messages, 0).await;
+        expect_batch(&mut messages, 1).await;
+        assert!(messages.try_recv().is_err());
     }
 }

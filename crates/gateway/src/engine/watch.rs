@@ -1,7 +1,7 @@
 //! One engine under watch: reached, joined, probed, polled, followed into its next lives.
 
 use super::Resync;
-use super::discovery::{discover, epoch_of, load_of};
+use super::discovery::{discover, epoch_of, load_of, metrics_of};
 use super::feed::Feed;
 use super::mapping::HashMapping;
 use crate::config::{EngineKind, GatewayClocks};
@@ -11,9 +11,8 @@ use crate::telemetry::Telemetry;
 use crate::upstream::Upstream;
 use homing_router::event::{Event, HealthReport};
 use homing_units::{BootEpoch, WorkerId};
-use homing_wire::metrics_text::Metrics;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -29,6 +28,41 @@ const MAPPED_MIN: u64 = 1 << 12;
 /// The smallest block of an engine, in tokens, for sizing the map.
 const ENGINE_BLOCK_MIN: u64 = 16;
 
+/// What speaks for another life of an engine than the one that is known, from whoever sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Doubt {
+    pending: AtomicBool,
+    /// Sequences of KV events that began anew: for an engine that does not say when it was started they count its lives.
+    restarts: AtomicU64,
+}
+
+impl Doubt {
+    /// Its metrics speak of another life.
+    fn raise(&self) {
+        self.pending.store(true, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_raised(&self) -> bool {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    fn take(&self) -> bool {
+        self.pending.swap(false, Ordering::Relaxed)
+    }
+
+    /// Its KV events are numbered from the start again.
+    pub(super) fn sequence_began_anew(&self) {
+        self.restarts.fetch_add(1, Ordering::Relaxed);
+        self.raise();
+    }
+
+    /// The life of an engine, where it does not say it: the number of its restarts that were seen.
+    fn epoch(&self) -> BootEpoch {
+        BootEpoch(self.restarts.load(Ordering::Relaxed) + 1)
+    }
+}
+
 /// What a watch needs.
 pub(crate) struct Watch {
     pub(crate) worker: WorkerId,
@@ -38,8 +72,7 @@ pub(crate) struct Watch {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) clocks: GatewayClocks,
     pub(crate) block_size: u32,
-    /// Its metrics speak of another life than the one that is known.
-    pub(crate) doubtful: AtomicBool,
+    pub(crate) doubt: Arc<Doubt>,
 }
 
 impl Watch {
@@ -64,7 +97,7 @@ impl Watch {
         let mut pause = RETRY_FIRST;
         let mut missing = false;
         loop {
-            match discover(self.member(), &self.upstream, self.clocks.poll_timeout).await {
+            match self.discover(self.clocks.poll_timeout).await {
                 Ok(known) => return known,
                 Err(error) => {
                     self.missed(
@@ -76,6 +109,29 @@ impl Watch {
                     pause = (pause * 2).min(self.clocks.retry_cap);
                 }
             }
+        }
+    }
+
+    /// Asks the engine who it is; whether it fits its peers is asked as well, because it must not be sent anything else.
+    async fn discover(&self, timeout: Duration) -> Result<Known, String> {
+        let member = self.member();
+        let mut known = discover(member, &self.upstream, timeout).await?;
+        if known.info.epoch == BootEpoch::default() {
+            known.info.epoch = self.doubt.epoch();
+        }
+        let peers = self
+            .fleet
+            .members()
+            .iter()
+            .filter(|peer| peer.id != member.id && peer.is_reachable());
+        match peers.filter_map(Member::known).find(|peer| !known.serves_what(peer)) {
+            Some(peer) => Err(format!(
+                "refused: expected one of the models that {} serves, `{}`, found `{}`",
+                peer.info.name,
+                peer.model_names(),
+                known.model_names()
+            )),
+            None => Ok(known),
         }
     }
 
@@ -106,7 +162,7 @@ impl Watch {
         let mut missing = false;
         loop {
             ticks.tick().await;
-            certain &= !self.doubtful.swap(false, Ordering::Relaxed);
+            certain &= !self.doubt.take();
             let sign = self.sign_of_life(&known, certain).await;
             self.member().set_reachable(sign.is_ok());
             let found = match sign {
@@ -159,14 +215,14 @@ impl Watch {
         let timeout = self.clocks.probe_timeout;
         let member = self.member();
         if member.spec.kind == EngineKind::Homing {
-            return discover(member, &self.upstream, timeout).await;
+            return self.discover(timeout).await;
         }
         self.upstream.get(&member.uri("/health"), timeout).await?;
         if certain {
             return Ok(known.clone());
         }
         // Until it says who it is, its old cache must not be assumed.
-        discover(member, &self.upstream, self.clocks.poll_timeout).await
+        self.discover(self.clocks.poll_timeout).await
     }
 
     /// Reads the engine's figures at every tick; what it does not say is not reported.
@@ -183,13 +239,12 @@ impl Watch {
                 continue;
             };
             let Some(known) = self.member().known() else { continue };
-            let metrics = Metrics::parse(&String::from_utf8_lossy(&page));
+            let metrics = metrics_of(self.member(), &page);
             // Figures of a life that the probes have not met yet would be taken for those of the old one.
-            let other_life = known.info.epoch != BootEpoch::default()
-                && self.member().spec.kind == EngineKind::Vllm
+            let other_life = self.member().spec.kind == EngineKind::Vllm
                 && epoch_of(&metrics).is_some_and(|epoch| epoch != known.info.epoch);
             if other_life {
-                self.doubtful.store(true, Ordering::Relaxed);
+                self.doubt.raise();
                 continue;
             }
             if let Some(load) = load_of(self.worker, &metrics, known.info.kv_tokens) {
@@ -223,6 +278,10 @@ impl Watch {
             mapping: HashMapping::new(self.block_size, capacity),
             next: 0,
             retry_cap: self.clocks.retry_cap,
+            rank: self.member().spec.data_parallel_rank,
+            doubt: Arc::clone(&self.doubt),
+            last_made_s: 0.0,
+            fenced_until: None,
         }
     }
 }

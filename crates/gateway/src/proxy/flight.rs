@@ -221,11 +221,13 @@ impl Flight {
     fn leg_request(&self, dispatch: Dispatch, body: Bytes) -> LegRequest {
         let Dispatch { leg, worker, kv } = dispatch;
         let uri = self.shell.fleet.uri(worker, self.attempt.prompt.endpoint().path());
+        let mut headers = self.request.leg_headers(leg);
+        headers.extend(self.shell.fleet.rank_header(worker));
         LegRequest {
             leg,
             kv,
             uri,
-            headers: self.request.leg_headers(leg),
+            headers,
             body,
         }
     }
@@ -297,6 +299,11 @@ impl Flight {
 
     async fn finished(&mut self, leg: LegId) {
         let (cached_tokens, output_tokens) = self.leg_usage();
+        let imports = |decode: &DecodeLeg| matches!(decode.kv, KvUse::Import { .. });
+        let imports = self.attempt.decode.as_ref().is_some_and(imports);
+        let worker = self.decision.as_ref().map(|decision| decision.decode);
+        let of_worker = worker.is_some_and(|worker| self.shell.fleet.reports_own_cache(worker, imports));
+        let cached_tokens = cached_tokens.filter(|_| of_worker);
         self.reported_cached_tokens = cached_tokens;
         if let Some(decode) = self.attempt.decode.take() {
             decode.finish();

@@ -9,6 +9,7 @@ use homing_router::action::KvUse;
 use homing_router::event::{FailureCause, LegId};
 use homing_wire::openai::AnswerView;
 use homing_wire::sse::SseDecoder;
+use homing_wire::transfer_params::TransferParams;
 use http::{HeaderMap, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -81,6 +82,11 @@ async fn prefill(upstream: Upstream, request: LegRequest) -> Result<PrefillAnswe
             "expected `kv_transfer_params` in the prefill leg's answer, found none",
         )
     })?;
+    let prompt_tokens = view.usage.as_ref().map(|usage| usage.prompt_tokens);
+    let offer = TransferParams::parse(&params).map_err(|error| LegError::new(FailureCause::Transfer, error.message))?;
+    if let Some(refusal) = offer.refusal(prompt_tokens) {
+        return Err(LegError::new(FailureCause::Transfer, refusal));
+    }
     let cached_tokens = view.usage.as_ref().and_then(homing_wire::openai::Usage::cached_tokens);
     Ok(PrefillAnswer { params, cached_tokens })
 }

@@ -144,7 +144,7 @@ impl Router {
     }
 
     /// Why a worker takes no leg of this request.
-    fn denies_all(&self, worker: &Worker, account: &Account, request: &Request) -> Option<Denied> {
+    pub(super) fn denies_all(&self, worker: &Worker, account: &Account, request: &Request) -> Option<Denied> {
         let trial = || worker.is_on_trial() && account.requests >= self.config.limits.trial_requests;
         let needed = self.needed_tokens(request.prompt.tokens, request.max_output_tokens);
         let checks: [(bool, Denied); 5] = [

@@ -173,6 +173,7 @@ impl Router {
         }
         let (board, turn) = self.survey(id);
         let choice = self.policy.choose(&board, &turn);
+        let choice = self.sourced(id, choice, &board, &turn);
         if let Some(plan) = choice.plan {
             self.place(id, plan, &choice, &board);
             return;

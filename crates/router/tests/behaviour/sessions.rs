@@ -214,3 +214,42 @@ fn sessions_are_bounded_and_expire() {
     driver.tell(Event::Timeout);
     assert_eq!(driver.router.session_count(), 0);
 }
+
+/// A session whose home is overloaded goes on elsewhere; with `migrate` its KV comes from its home, and nobody computes
+/// the history anew.
+#[test]
+fn a_session_that_moves_takes_its_kv_along() {
+    for migrate in [false, true] {
+        let config = RouterConfig {
+            migrate,
+            ..RouterConfig::default()
+        };
+        let mut driver = Driver::with_config("homing:abs=0:rel=1.0", config, &workers(&PD));
+        let session = SessionHint::Explicit(5);
+        let (_, home) = served(&mut driver, session, prompt(1, 100, 100));
+        let turns = (0..40).map(|branch| prompt(1, 100, 101 + branch));
+        let requests: Vec<RequestId> = turns.map(|prompt| driver.turn(session, prompt, 50)).collect();
+        let moved = requests
+            .into_iter()
+            .find(|request| driver.decision(*request).decode.0 != home)
+            .expect("an overloaded home is left");
+        let decision = driver.decision(moved).clone();
+        let source = decision.prefill.expect("its KV comes from elsewhere").0;
+        assert_eq!(
+            (decision.path, source == home),
+            if migrate {
+                (Path::Migrate, true)
+            } else {
+                (Path::Reseed, false)
+            },
+            "{decision:?}"
+        );
+        assert_eq!(decision.candidates[0].path, decision.path, "the chosen one comes first");
+        // Both legs end, and nothing stays booked.
+        let running: Vec<RequestId> = driver.live.keys().copied().collect();
+        for request in running {
+            driver.serve(request);
+        }
+        driver.router.check_invariants();
+    }
+}

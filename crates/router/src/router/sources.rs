@@ -1,0 +1,75 @@
+//! Where the KV of a plan with two legs comes from: the prefill worker that the policy chose computes the prompt, unless a
+//! decode worker still holds the session's history and could hand it over (`migrate`).
+//!
+//! Moving KV instead of computing it anew is no matter of taste: whatever policy sends a session to another decode worker
+//! is better served by the worker that has it. It is off by default, because the systems that policies stand for do not
+//! all do it, and because on an engine without a release the old copy stays the most recently used one. The source
+//! computes what it lacks itself, beside its decoding, so that it is held to the bound on appended tokens.
+
+use super::Router;
+use crate::action::Path;
+use crate::admission::Denied;
+use crate::fleet::Worker;
+use crate::handoff::Request;
+use crate::policies::{Board, Choice, Considered, Plan, TurnView, WorkerView};
+use homing_units::RequestId;
+
+/// The source computes at most this part of what the prefill worker would.
+const GAIN: u32 = 2;
+
+impl Router {
+    /// The plan with the worker as its source that holds most of the session's history, where there is one.
+    pub(super) fn sourced(&self, id: RequestId, mut choice: Choice, board: &Board, turn: &TurnView) -> Choice {
+        let Some(plan) = choice.plan.filter(|_| self.config.migrate && turn.may_transfer) else {
+            return choice;
+        };
+        let Some(source) = self.source(id, plan, board, turn) else {
+            return choice;
+        };
+        let moved = Plan {
+            path: Path::Migrate,
+            prefill: Some(source.id),
+            decode: plan.decode,
+        };
+        let chosen = choice.considered.iter().find(|considered| considered.plan == plan);
+        let moved_at = Considered {
+            plan: moved,
+            resident_tokens: chosen.map_or(0, |chosen| chosen.resident_tokens),
+            score: chosen.map_or(0.0, |chosen| chosen.score),
+            denied: None,
+        };
+        choice.plan = Some(moved);
+        choice.considered.insert(0, moved_at);
+        choice.reason = format!("{}; {} holds its KV and hands it over", choice.reason, source.id);
+        choice
+    }
+
+    fn source<'b>(&self, id: RequestId, plan: Plan, board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
+        let prefill = board.worker(plan.prefill?)?;
+        let decode = board.worker(plan.decode)?;
+        let request = &self.requests[&id];
+        let gains = |worker: &&WorkerView| {
+            worker.id != prefill.id
+                && worker.id != decode.id
+                && worker.exclusive_tokens > 0
+                && worker.held_tokens() > decode.held_tokens()
+                && worker.lacks(turn).saturating_mul(GAIN) <= prefill.lacks(turn)
+                && board.link(worker.id, decode.id).failures == 0
+        };
+        let hands_over = |worker: &&WorkerView| {
+            let record = self.fleet.get(worker.id);
+            record.is_some_and(|record| self.denies_export(record, request, worker.lacks(turn)).is_none())
+        };
+        let sources = board.workers.iter().filter(gains).filter(hands_over);
+        sources.max_by_key(|worker| (worker.held_tokens(), std::cmp::Reverse(worker.id)))
+    }
+
+    /// Why a worker cannot hand over what it holds of a turn's prompt, whatever its role. `lacks` is what it would prefill.
+    fn denies_export(&self, worker: &Worker, request: &Request, lacks: u32) -> Option<Denied> {
+        let (account, limits) = (self.ledger.account(worker.info.id), &self.config.limits);
+        self.denies_all(worker, &account, request)
+            .or_else(|| (!worker.info.transfers).then_some(Denied::Unable))
+            .or_else(|| account.denies_append(lacks, limits))
+            .or_else(|| account.denies_prefill(lacks, limits))
+    }
+}
