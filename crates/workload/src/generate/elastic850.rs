@@ -25,7 +25,7 @@
 //! within 60 to 600 s.
 //!
 //! What calibration could not reach: the paper's medium requests wait a fifth as long as its heavy ones (4.4 s against
-//! 23.8), here two fifths; and TPOT p90 stays at about half of the paper's.
+//! 23.8), here half as long; and TPOT p90 is about two thirds of the paper's.
 
 use super::GeneratorError;
 use super::SESSIONS_MAX;
