@@ -180,6 +180,13 @@ class Engine(Process):
             "UCX_NET_DEVICES": "lo",
         }
 
+    def start(self):
+        try:
+            get(f"{self.url}/health", timeout_s=2)
+        except OSError:
+            return super().start()
+        raise RuntimeError(f"something else answers at {self.url}: an engine of another run?")
+
     def ready(self):
         self.wait_for(f"{self.url}/health")
 

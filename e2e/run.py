@@ -12,6 +12,7 @@ read from the engines' own metrics.
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -115,6 +116,8 @@ def main():
     parser.add_argument("--only", help="names of checks, with commas between them")
     arguments = parser.parse_args()
     end_on_signals()
+    if not os.access(arguments.homing, os.X_OK):
+        parser.error(f"--homing is `{arguments.homing}`, expected a program")
     lab = Lab(arguments.home, arguments.out)
     cluster, report = Cluster(lab, arguments.homing), Report()
     try:
