@@ -156,9 +156,9 @@ impl Engine {
             self.outputs.push_back(Output::Rejected { id, reason });
             return;
         }
-        let sequence = Sequence::new(submit, self.next_arrival);
+        let mut sequence = Sequence::new(submit, self.next_arrival);
         self.next_arrival += 1;
-        if let Some(reason) = self.slots.enter(&sequence) {
+        if let Some(reason) = self.enter_slot(&mut sequence) {
             self.outputs.push_back(Output::Crashed { id, reason });
         }
         let queue = match sequence.transfer {

@@ -39,6 +39,10 @@ pub(crate) struct Sequence {
     pub transfer: Transfer,
     /// Whose slot may keep its KV.
     pub session: Option<SessionId>,
+    /// While it is here its session's slot is in use.
+    pub uses_slot: bool,
+    /// Its session may have a slot for its KV even if it has none yet.
+    pub opens_slot: bool,
     /// It has ended with an answer.
     pub answered: bool,
     pub phase: Phase,
@@ -74,6 +78,8 @@ impl Sequence {
             max_output_tokens: submit.max_output_tokens,
             transfer: submit.transfer,
             session: submit.session,
+            uses_slot: false,
+            opens_slot: false,
             answered: false,
             computed: 0,
             named: 0,

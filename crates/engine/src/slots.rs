@@ -2,12 +2,13 @@
 //!
 //! A slot holds a reference on every block of its session's last context, so nothing of it can be evicted while it
 //! stands, and all of it goes when it is trimmed. Between requests slots alone hold KV: what has no slot is dropped when its
-//! request ends. A session gets its slot at the end of a request, if the pool's use stays within the capacity factor and the
-//! soft cap on slots is kept. Else it is served without one, and its next turn has to bring everything again.
+//! request ends. Whether a session may open a slot is decided when its request arrives (the papers' "admission no-space"): only
+//! if the pool's use with the whole prompt stays within the capacity factor, nothing being trimmed for it, and the soft cap
+//! on slots is kept. Else it is served without one, and its next turn has to bring everything again. So a long session
+//! finds no opening in a full pool that a short one would fit into.
 //!
-//! A slot is idle while its session has no request in the engine, waiting ones included. Only idle slots are trimmed, the
-//! least recently used first, and only when a seed does not fit ([`TrimRule`] has the papers' two readings). A session that
-//! waits for a seed keeps its old slot meanwhile, so sessions can wait for each other's slots; the driver's timeout ends that.
+//! A slot is idle while no request of its session uses it. A seed does not: it brings everything anew. Only idle slots are
+//! trimmed, the least recently used first, and only when a seed does not fit ([`TrimRule`] has the papers' two readings).
 //!
 //! Seeds stand in a queue of their own: they hold no append up, and no append holds them up. A seed takes nothing from the
 //! tree, so for a while it holds its whole prompt anew; copies of what is cached go back when it has arrived.
@@ -31,7 +32,7 @@ pub(crate) struct Slots {
     by_session: BTreeMap<SessionId, Slot>,
     /// Idle slots by last use.
     idle: BTreeSet<(u64, SessionId)>,
-    /// Requests of each session that has some.
+    /// Requests of each session that use its slot.
     requests: BTreeMap<SessionId, u32>,
     tick: u64,
     /// The sum over all slots.
@@ -88,11 +89,9 @@ impl Slots {
         self.by_session.contains_key(&session)
     }
 
-    /// A request has come: its session's slot is not idle any more. What the engine dies of, if it does.
-    pub fn enter(&mut self, sequence: &Sequence) -> Option<Crash> {
-        let (Some(config), Some(session)) = (self.config, sequence.session) else {
-            return None;
-        };
+    /// A request of a session has come that uses its slot: that is not idle any more. What the engine dies of, if it does.
+    fn enter(&mut self, session: SessionId, sequence: &Sequence) -> Option<Crash> {
+        let config = self.config?;
         *self.requests.entry(session).or_default() += 1;
         let slot = self.by_session.get(&session)?;
         self.idle.remove(&(slot.last_used, session));
@@ -104,27 +103,41 @@ impl Slots {
         })
     }
 
-    /// A request has gone: its session's slot may be idle now.
+    /// A request that used its session's slot has gone.
     fn leave(&mut self, session: SessionId) {
         let count = self.requests.get_mut(&session).expect("it came before it went");
         *count -= 1;
-        if *count > 0 {
-            return;
+        if *count == 0 {
+            self.requests.remove(&session);
         }
-        self.requests.remove(&session);
+    }
+
+    /// A session's slot was used just now; it is idle if no request uses it.
+    fn touch(&mut self, session: SessionId) {
         self.tick += 1;
-        if let Some(slot) = self.by_session.get_mut(&session) {
-            slot.last_used = self.tick;
+        let Some(slot) = self.by_session.get_mut(&session) else {
+            return;
+        };
+        self.idle.remove(&(slot.last_used, session));
+        slot.last_used = self.tick;
+        if !self.requests.contains_key(&session) {
             self.idle.insert((self.tick, session));
         }
     }
 
-    /// Whether a session may have a slot, with so many of the pool's blocks in use. One that has a slot keeps it, whatever it
-    /// grows to: only opening a slot is asked for.
-    fn admits(&self, session: SessionId, in_use: u32, capacity: u32) -> bool {
+    /// Whether a session without a slot may open one, with so many of the pool's blocks in use then.
+    fn admits(&self, in_use: u32, capacity: u32) -> bool {
         let Some(config) = self.config else { return false };
         let capped = config.soft_cap.is_some_and(|cap| self.by_session.len() >= cap as usize);
-        self.has(session) || !capped && f64::from(in_use) <= config.capacity_factor * f64::from(capacity)
+        !capped && f64::from(in_use) <= config.capacity_factor * f64::from(capacity)
+    }
+
+    /// Blocks that a session's slot holds.
+    fn blocks_of(&self, session: SessionId) -> u32 {
+        let slot = self.by_session.get(&session);
+        slot.map_or(0, |slot| {
+            u32::try_from(slot.blocks.len()).expect("no more than the pool has")
+        })
     }
 
     /// Puts KV into a session's slot; returns what was in it.
@@ -138,6 +151,7 @@ impl Slots {
         let Some(before) = self.by_session.insert(session, slot) else {
             return Vec::new();
         };
+        self.idle.remove(&(before.last_used, session));
         self.tokens -= u64::from(before.tokens);
         before.blocks
     }
@@ -167,7 +181,7 @@ impl Slots {
     pub fn check_invariants(&self) {
         let idle = self.by_session.iter().filter(|(id, _)| !self.requests.contains_key(id));
         let expected: BTreeSet<_> = idle.map(|(id, slot)| (slot.last_used, *id)).collect();
-        assert_eq!(self.idle, expected, "a slot is idle while its session has no request");
+        assert_eq!(self.idle, expected, "a slot is idle while no request uses it");
         let tokens: u64 = self.by_session.values().map(|slot| u64::from(slot.tokens)).sum();
         assert_eq!(self.tokens, tokens, "the slots' tokens add up");
         assert!(
@@ -184,15 +198,30 @@ impl Engine {
         self.slots.has(session)
     }
 
+    /// A request comes. What the engine dies of, if it does.
+    pub(crate) fn enter_slot(&mut self, sequence: &mut Sequence) -> Option<Crash> {
+        let session = sequence.session.filter(|_| self.slots.are_used())?;
+        let pool = self.cache.pool();
+        // A new context takes the place of the old one.
+        let others = pool.in_use().saturating_sub(self.slots.blocks_of(session));
+        let needed = sequence.prompt.tokens.div_ceil(self.config.block_size);
+        sequence.opens_slot = self.slots.admits(others.saturating_add(needed), pool.capacity());
+        sequence.uses_slot = !matches!(sequence.transfer, Transfer::Import { .. });
+        if sequence.uses_slot {
+            self.slots.enter(session, sequence)
+        } else {
+            None
+        }
+    }
+
     /// A request goes: its KV moves into its session's slot, if it may have one.
     pub(crate) fn leave_slot(&mut self, sequence: &mut Sequence) {
         let Some(session) = sequence.session.filter(|_| self.slots.are_used()) else {
             return;
         };
-        let pool = self.cache.pool();
         // An exported prompt's blocks are held for its puller and no longer the request's own.
         let keeps = sequence.answered && sequence.transfer != Transfer::Export;
-        if keeps && self.slots.admits(session, pool.in_use(), pool.capacity()) {
+        if keeps && (sequence.opens_slot || self.slots.has(session)) {
             let tokens = sequence.named * self.config.block_size;
             let partial = sequence.table.split_off(sequence.named as usize);
             let whole = std::mem::take(&mut sequence.table);
@@ -201,7 +230,10 @@ impl Engine {
             self.release(&partial);
             sequence.drop_kv();
         }
-        self.slots.leave(session);
+        if sequence.uses_slot {
+            self.slots.leave(session);
+        }
+        self.slots.touch(session);
     }
 
     /// Blocks that seeds must leave for the growth of requests that run.

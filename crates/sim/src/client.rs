@@ -71,6 +71,11 @@ impl Client {
         self.kept_session = decision.keeps_kv.then_some(decision.session);
     }
 
+    /// Where it is decoded (its index), by the last plan.
+    pub(crate) const fn decode_node(&self) -> Option<usize> {
+        self.worker
+    }
+
     /// A token of the answer has come.
     pub(crate) fn receive(&mut self, now: Instant) {
         self.received += 1;

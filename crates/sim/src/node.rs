@@ -5,6 +5,7 @@
 
 use crate::cluster::{Cluster, WorkerSpec};
 use crate::noise::Noise;
+use crate::stack::{Order, Stack};
 use homing_engine::api::{EngineConfig, EngineKind, KvChange, Snapshot, Step};
 use homing_engine::{Engine, StepModel, StepShape};
 use homing_report::WorkerRecord;
@@ -18,6 +19,8 @@ const KEPT_BATCHES: usize = 10_000;
 const MAX_CONTEXT_TOKENS: u32 = 1 << 20;
 /// Leases last so much longer than a transfer timeout, so that the timeout comes first.
 const AFTER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a decode worker that has made room waits for KV: SGLang's default for its waiting timeout.
+const WAIT_FOR_PREFILL: Duration = Duration::from_secs(300);
 
 /// A simulated worker.
 #[derive(Debug)]
@@ -78,7 +81,7 @@ impl Node {
             max_context_tokens: MAX_CONTEXT_TOKENS.min(spec.kv_tokens / block_size * block_size),
             ..EngineConfig::default()
         };
-        let config = wait_for_timeout(config, cluster.stack.transfer_timeout);
+        let config = wait_for_transfers(config, &cluster.stack);
         Self {
             id,
             epoch: config.boot_epoch,
@@ -257,9 +260,13 @@ fn host_blocks(cluster: &Cluster, block_size: u32) -> u32 {
     u32::try_from(cluster.host_bytes / block_bytes).unwrap_or(u32::MAX)
 }
 
-/// With a transfer timeout of its own a worker's leases outlast it.
-fn wait_for_timeout(mut config: EngineConfig, timeout: Option<Duration>) -> EngineConfig {
-    if let Some(timeout) = timeout {
+/// With a transfer timeout of its own a worker's leases outlast it. A decode worker that has made room waits for the
+/// prefill, too.
+fn wait_for_transfers(mut config: EngineConfig, stack: &Stack) -> EngineConfig {
+    if stack.order == Order::DecodeFirst {
+        config.import_timeout = config.import_timeout.max(WAIT_FOR_PREFILL);
+    }
+    if let Some(timeout) = stack.transfer_timeout {
         let outlasts = timeout.saturating_add(AFTER_TIMEOUT);
         config.export_lease = config.export_lease.max(outlasts);
         config.import_timeout = config.import_timeout.max(outlasts);

@@ -1,5 +1,5 @@
 //! What the source papers' stack did beside its router: session slots, transfer timeouts, lists of dead peers, admission in
-//! the scheduler's loop. All of it is off by default, and each part can be switched off alone, so that what it causes can
+//! the scheduler's loop, a handshake in which the decode worker begins. All of it is off by default, and each part can be switched off alone, so that what it causes can
 //! be told from what the others cause.
 //!
 //! Sources: the failure taxonomy (§1 cascade, §3 evict storm, §5 correction crash) and the validation report (§2 idle-only
@@ -12,6 +12,7 @@
 //!   pays for it.
 //! - The router asks one worker a turn, the one that it chose (report §4: "still once for each turn").
 //! - A worker that was restarted is on no list of dead peers: it comes back under another address.
+//! - A handshake may take as long as a transfer (`homing_sim`'s `handshake.rs` says what it is).
 //! - A process that died serves again after `RESTART_AFTER`.
 
 use homing_engine::api::EngineKind;
@@ -22,13 +23,27 @@ use homing_units::Duration;
 pub struct Stack {
     /// Who holds KV between requests. Session slots are on workers that decode and on no others.
     pub engine: EngineKind,
-    /// KV that is ready and was not fetched for so long is a failed transfer (`mc-transfer-timeout`; 32 s in the papers).
+    /// Which worker begins with a seed.
+    pub order: Order,
+    /// KV that is ready and was not fetched for so long is a failed transfer (`mc-transfer-timeout`; 32 s in the papers). With
+    /// [`Order::DecodeFirst`] so is a handshake that takes so long.
     pub transfer_timeout: Option<Duration>,
     /// After such a failure the prefill worker takes the decode worker for dead for so long: every transfer to it fails at
     /// once, and those under way are aborted. [`FOR_EVER`] in the papers.
     pub dead_peers: Option<Duration>,
     /// Admission inside the scheduler's loop; without it a snapshot answers, which costs nothing.
     pub admission: Option<LoopAdmission>,
+}
+
+/// Which worker begins with a seed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// The prompt is prefilled, then the decode worker makes room and pulls it, as with vLLM's connectors.
+    #[default]
+    PrefillFirst,
+    /// The decode worker makes room, then the prompt is prefilled and sent, as with SGLang's bootstrap. On workers with
+    /// session slots; on others it is as [`Self::PrefillFirst`], because what a block cache holds may leave nothing to send.
+    DecodeFirst,
 }
 
 /// Admission inside the scheduler's loop.

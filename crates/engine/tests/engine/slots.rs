@@ -138,7 +138,11 @@ fn a_slot_goes_as_a_whole_and_blocks_go_one_by_one() {
         [(1, 40)],
         "all of the least recently used session, for one block too few"
     );
-    assert_eq!(rig.slots(), [2, 3]);
+    assert_eq!(
+        rig.slots(),
+        [2],
+        "the pool was full when the third came: it is served without a slot"
+    );
 
     let mut rig = Rig::new(EngineKind::Block);
     rig.seeded(1, 40);
@@ -175,19 +179,40 @@ fn an_append_finds_its_slot_and_a_seed_takes_room_for_all() {
 }
 
 #[test]
-fn sessions_that_wait_for_seeds_keep_their_slots_from_each_other() {
+fn an_opening_is_found_by_a_short_session_and_not_by_a_long_one() {
+    for (blocks, slots) in [(55, [1, 2].as_slice()), (56, &[1])] {
+        let mut rig = Rig::new(self::slots(|_| ()));
+        rig.seeded(1, 40);
+        rig.seeded(2, blocks);
+        assert_eq!(rig.slots(), slots, "{blocks} blocks on top of 40 of 100");
+    }
+}
+
+#[test]
+fn a_slot_is_idle_while_its_session_brings_everything_anew() {
+    let mut rig = Rig::new(slots(|_| ()));
+    rig.seeded(1, 45);
+    rig.seeded(2, 45);
+    let seed = rig.seed(1, 50);
+    assert_eq!(
+        rig.trims,
+        [(1, 45)],
+        "its own slot makes room for it, as the least recently used"
+    );
+    rig.arrive(seed);
+    assert_eq!(rig.slots(), [1, 2], "the new context takes the place of the old one");
+}
+
+#[test]
+fn a_slot_that_an_append_waits_for_is_not_trimmed() {
     let mut rig = Rig::new(slots(|_| ()));
     rig.seeded(1, 45);
     rig.seeded(2, 45);
     // Both come before the engine looks.
-    let submit = rig.request(1, 50, Transfer::Import { tokens: 0 });
-    let first = submit.id;
-    rig.engine.handle(Instant::ZERO, Input::Submit(submit));
-    let second = rig.seed(2, 50);
-    assert_eq!(rig.imports.len(), 2, "neither slot is idle, so neither seed gets room");
-    rig.input(Input::Abort(first));
-    assert_eq!(rig.trims, [(1, 45)], "the one that gave up is idle");
-    assert_eq!(rig.imports.last().map(|import| import.id), Some(second));
+    let append = rig.request(1, 46, Transfer::None);
+    rig.engine.handle(Instant::ZERO, Input::Submit(append));
+    rig.seed(3, 50);
+    assert_eq!(rig.trims, [(2, 45)], "the older one is in use");
 }
 
 #[test]

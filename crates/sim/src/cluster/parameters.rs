@@ -6,13 +6,13 @@
 use super::values::{bandwidth, bytes, count, duration, every, positive, share, switch, tokens};
 use super::{Cluster, ClusterError};
 use crate::nearest::nearest;
-use crate::stack::{FOR_EVER, LoopAdmission};
+use crate::stack::{FOR_EVER, LoopAdmission, Order};
 use homing_engine::api::{EngineKind, SlotConfig, TrimRule};
 
 type Set = fn(&mut Cluster, &str) -> Result<(), ClusterError>;
 
 /// Name, an example, and what it does.
-const PARAMETERS: [(&str, &str, Set); 18] = [
+const PARAMETERS: [(&str, &str, Set); 19] = [
     ("kv", "kv=136K", |cluster, text| {
         let kv_tokens = positive("kv", tokens("kv", text)?)?;
         cluster
@@ -62,16 +62,26 @@ const PARAMETERS: [(&str, &str, Set); 18] = [
         slots(cluster, "soft_cap", text)?.soft_cap = (cap > 0).then_some(cap);
         Ok(())
     }),
-    ("trim", "trim=exhausted", |cluster, text| {
+    ("trim", "trim=no-room", |cluster, text| {
         slots(cluster, "trim", text)?.trim = match text {
             "exhausted" => TrimRule::Exhausted,
             "no-room" => TrimRule::NoRoom,
-            _ => return Err(needs("trim", text, "`exhausted` or `no-room`")),
+            _ => return Err(needs("trim", text, "`no-room` or `exhausted`")),
         };
         Ok(())
     }),
     ("correction_crash", "correction_crash=on", |cluster, text| {
         slots(cluster, "correction_crash", text)?.correction_crash = switch("correction_crash", text)?;
+        Ok(())
+    }),
+    ("order", "order=decode-first", |cluster, text| {
+        let slots = matches!(cluster.stack.engine, EngineKind::SessionSlot(_));
+        cluster.stack.order = match text {
+            "prefill-first" => Order::PrefillFirst,
+            "decode-first" if slots => Order::DecodeFirst,
+            "decode-first" => return Err(needs("order", text, "it together with `engine=session-slot`")),
+            _ => return Err(needs("order", text, "`prefill-first` or `decode-first`")),
+        };
         Ok(())
     }),
     ("transfer_timeout", "transfer_timeout=32s", |cluster, text| {
@@ -170,20 +180,12 @@ fn in_loop<'c>(
     admission.ok_or_else(|| needs(name, text, "it together with `admission=loop`"))
 }
 
-/// The papers' slots. Of the two readings of when they trim it is the literal one: no token is left to allocate.
-fn papers_slots() -> SlotConfig {
-    SlotConfig {
-        trim: TrimRule::Exhausted,
-        ..SlotConfig::default()
-    }
-}
-
 /// Who holds KV between requests.
 fn engine(text: &str) -> Result<EngineKind, ClusterError> {
     const ENGINES: [&str; 3] = ["block", "session-slot", "vllm"];
     match text {
         "block" => Ok(EngineKind::Block),
-        "session-slot" => Ok(EngineKind::SessionSlot(papers_slots())),
+        "session-slot" => Ok(EngineKind::SessionSlot(SlotConfig::default())),
         "vllm" => Ok(EngineKind::Vllm),
         _ => Err(ClusterError::UnknownEngine {
             name: text.to_owned(),

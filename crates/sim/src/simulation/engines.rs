@@ -23,7 +23,7 @@ impl Simulation<'_> {
             self.fail_leg(leg, FailureCause::Unreachable);
             return;
         }
-        if self.dropped_for_dead(engine_id) {
+        if !self.shakes_hands(engine_id) && self.dropped_for_dead(engine_id) {
             return;
         }
         let Some(leg) = self.legs.get_mut(engine_id) else {
@@ -134,7 +134,9 @@ impl Simulation<'_> {
                 }
                 Output::Import(import) => {
                     self.log_evictions(index, &mut evicted, EvictionCause::Import, Some(import.id));
-                    self.begin_pull(index, &import);
+                    if !self.room_was_made(&import) {
+                        self.begin_pull(index, &import);
+                    }
                 }
                 Output::Exported(export) => self.exported(index, &export),
                 Output::ExportEnded { id, reason } => self.export_ended(index, id, reason),

@@ -40,12 +40,13 @@ impl Simulation<'_> {
             if leg.exported {
                 continue;
             }
+            let known = self.end_handshake(leg.id);
             let resume = match self.clients.get_mut(&leg.id.request) {
                 Some(client) => client.resume(self.trace.block_size),
                 None => continue,
             };
             let failure = LegFailure {
-                leg: leg.id,
+                leg: known,
                 cause: FailureCause::Unreachable,
                 resume,
             };

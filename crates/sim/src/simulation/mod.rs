@@ -9,6 +9,7 @@ mod engines;
 mod evictions;
 mod faults;
 mod finish;
+mod handshake;
 mod routing;
 mod stack;
 mod transfers;
@@ -22,8 +23,9 @@ use crate::legs::Legs;
 use crate::logs::Logs;
 use crate::network::{Network, Pcie};
 use crate::node::Node;
+use handshake::Handshakes;
 use homing_report::{LeftOut, RequestRecord};
-use homing_router::event::Event;
+use homing_router::event::{Event, LegId};
 use homing_router::recording::Recorder;
 use homing_router::{Router, RouterConfig};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
@@ -74,6 +76,8 @@ enum Wake {
     Fault(usize),
     /// KV that was ready should have been fetched by now (the export's id).
     TransferTimeout(RequestId),
+    /// The decode worker should have had room, and the prompt been prefilled, by now (the decode leg).
+    HandshakeTimeout(LegId),
     /// A process that died is started again.
     Restart(WorkerId),
 }
@@ -101,6 +105,7 @@ pub(crate) struct Simulation<'a> {
     /// What it is to be told before that: answers to questions that it asks before a turn.
     news_first: VecDeque<Event>,
     dead_peers: DeadPeers,
+    handshakes: Handshakes,
     clients: BTreeMap<RequestId, Client>,
     /// Clients without a plan.
     unplanned: BTreeSet<RequestId>,
@@ -181,6 +186,7 @@ impl<'a> Simulation<'a> {
             news: VecDeque::new(),
             news_first: VecDeque::new(),
             dead_peers: DeadPeers::default(),
+            handshakes: Handshakes::default(),
             clients: BTreeMap::new(),
             unplanned: BTreeSet::new(),
             homes: BTreeMap::new(),
@@ -262,6 +268,7 @@ impl<'a> Simulation<'a> {
             Wake::Poll => self.poll_status(),
             Wake::Fault(index) => self.fault(self.config.faults[index].1),
             Wake::TransferTimeout(export) => self.transfer_timeout(export),
+            Wake::HandshakeTimeout(leg) => self.handshake_timeout(leg),
             Wake::Restart(worker) => self.fault(Fault::WorkerRestart(worker)),
         }
     }

@@ -89,6 +89,22 @@ impl Simulation<'_> {
             );
             return;
         };
+        let cluster = &self.config.cluster;
+        let front_end = cluster.step_model.front_end() + cluster.front_end_per_token * client.prompt.tokens;
+        let sent = self.now.max(client.admitted);
+        if self.handshake_is_complete(dispatch.leg) {
+            return;
+        }
+        let Some(engine_id) = self.begin_leg(dispatch) else {
+            return;
+        };
+        let first = self.decode_goes_ahead(engine_id, front_end).unwrap_or(engine_id);
+        self.heap.plan(sent + front_end, Rank::Arrival, Wake::Arrival(first));
+    }
+
+    /// A leg of a live client begins; gives the id that the engine will know it by.
+    pub(super) fn begin_leg(&mut self, dispatch: Dispatch) -> Option<RequestId> {
+        let client = self.clients.get(&dispatch.leg.request)?;
         let max_output_tokens = match dispatch.leg.leg {
             Leg::Prefill => 1,
             Leg::Decode => client.wanted - client.received,
@@ -101,11 +117,7 @@ impl Simulation<'_> {
         if let Some(leg) = self.legs.get_mut(engine_id).filter(|leg| leg.id.leg == Leg::Decode) {
             leg.session = keeps;
         }
-        let cluster = &self.config.cluster;
-        let front_end = cluster.step_model.front_end() + cluster.front_end_per_token * client.prompt.tokens;
-        let sent = self.now.max(client.admitted);
-        self.heap
-            .plan(sent + front_end, Rank::Arrival, Wake::Arrival(engine_id));
+        Some(engine_id)
     }
 
     fn cancel(&mut self, leg: LegId) {
@@ -122,6 +134,7 @@ impl Simulation<'_> {
     /// Closes a leg's connection: the engine forgets it, and lets go of what it holds for a puller.
     pub(super) fn give_up(&mut self, engine_id: RequestId) {
         let Some(leg) = self.legs.remove(engine_id) else { return };
+        self.end_handshake(leg.id);
         let node = &mut self.nodes[leg.node];
         if let Some(engine) = node.engine.as_mut().filter(|_| leg.arrived && leg.epoch == node.epoch) {
             engine.handle(self.now, Input::Abort(engine_id));
@@ -131,6 +144,7 @@ impl Simulation<'_> {
 
     /// The router hears that a leg has failed, and from where another attempt goes on.
     pub(super) fn fail_leg(&mut self, leg: LegId, cause: FailureCause) {
+        let leg = self.end_handshake(leg);
         let resume = match self.clients.get_mut(&leg.request) {
             Some(client) => client.resume(self.trace.block_size),
             None => Resume::Start,

@@ -17,7 +17,7 @@ pub(super) struct DeadPeers {
 }
 
 /// What the papers' logs said of a transfer that took too long, and of one to a peer on the list.
-const TIMED_OUT: &str = "Failed to send kv chunk";
+pub(super) const TIMED_OUT: &str = "Failed to send kv chunk";
 const PEER_DEAD: &str = "Decode instance could be dead";
 
 impl DeadPeers {
@@ -53,8 +53,14 @@ impl Simulation<'_> {
         };
         let to = self.legs.get(decode).map(|leg| leg.node);
         self.drop_transfer(from, Some(export), decode, TIMED_OUT);
-        let lasts = self.config.cluster.stack.dead_peers;
-        if let (Some(to), Some(lasts)) = (to, lasts) {
+        if let Some(to) = to {
+            self.take_for_dead(from, to);
+        }
+    }
+
+    /// A worker puts a peer on its list, if it keeps one.
+    pub(super) fn take_for_dead(&mut self, from: usize, to: usize) {
+        if let Some(lasts) = self.config.cluster.stack.dead_peers {
             self.dead_peers.add(self.now, from, to, lasts);
             self.abort_link(from, to);
         }
@@ -104,25 +110,31 @@ impl Simulation<'_> {
     /// were sent were sent.
     fn drop_transfer(&mut self, from: usize, export: Option<RequestId>, decode: RequestId, why: &str) {
         let Some(leg) = self.legs.get(decode) else { return };
-        let (leg, to, tokens) = (leg.id, leg.node, leg.prompt.tokens);
-        self.nodes[from].counts.transfer_errors += 1;
-        self.nodes[to].counts.transfer_errors += 1;
-        self.logs.add(|| TransferLine {
-            t: seconds(self.now),
-            request: leg.request.0,
-            from: self.names[from].clone(),
-            to: self.names[to].clone(),
-            tokens,
-            bytes: None,
-            duration_s: 0.0,
-            error: Some(why.to_owned()),
-        });
+        let (leg, to) = (leg.id, leg.node);
+        self.note_failed_transfer((from, to), decode, why);
         self.break_pull(decode);
         self.give_up(decode);
         if let Some(export) = export {
             self.give_up(export);
         }
         self.fail_leg(leg, FailureCause::Transfer);
+    }
+
+    /// Counts and logs a transfer between two workers that failed.
+    pub(super) fn note_failed_transfer(&mut self, (from, to): (usize, usize), decode: RequestId, why: &str) {
+        let Some(leg) = self.legs.get(decode) else { return };
+        self.nodes[from].counts.transfer_errors += 1;
+        self.nodes[to].counts.transfer_errors += 1;
+        self.logs.add(|| TransferLine {
+            t: seconds(self.now),
+            request: leg.id.request.0,
+            from: self.names[from].clone(),
+            to: self.names[to].clone(),
+            tokens: leg.prompt.tokens,
+            bytes: None,
+            duration_s: 0.0,
+            error: Some(why.to_owned()),
+        });
     }
 
     /// Asks every decode worker for its load, as a router does that asks before it places a turn.

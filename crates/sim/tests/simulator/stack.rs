@@ -1,15 +1,15 @@
 //! The papers' stack, one part at a time: with a part on its symptom shows, with it off the symptom is gone.
 
 use crate::common::{config, one_session, run};
-use homing_report::logs::{EvictionCause, EvictionLine, LogKind, TransferLine};
+use homing_report::logs::{EvictionCause, EvictionLine, LogKind, TransferLine, WorkerSampleLine};
 use homing_report::{RequestRecord, WorkerRecord};
-use homing_sim::{SimConfig, SimOutcome};
-use homing_units::Duration;
+use homing_sim::{Fault, SimConfig, SimOutcome};
+use homing_units::{Duration, Instant, WorkerId};
 use homing_workload::{Session, Start, Trace, Turn};
 
 const BLOCK: u32 = 16;
 /// The papers' setting.
-const PAPER: &str = "h100x3-1p2d:kv=20K:engine=session-slot";
+const PAPER: &str = "h100x3-1p2d:kv=20K:engine=session-slot:trim=exhausted";
 
 /// Sessions whose prompts grow by as much each turn, each with its own content.
 fn growing(sessions: u32, turns: u32, first: u32, growth: u32, output: u32) -> Trace {
@@ -95,7 +95,8 @@ fn kv_that_is_not_fetched_in_time_fails_only_with_a_timeout() {
 fn a_peer_taken_for_dead_gets_nothing_more() {
     let trace = crowded();
     let with = |dead: &str| {
-        let cluster = format!("h100x4-2p2d:kv=20K:engine=session-slot:transfer_timeout=4s:dead_peers={dead}");
+        let cluster =
+            format!("h100x4-2p2d:kv=20K:engine=session-slot:trim=exhausted:transfer_timeout=4s:dead_peers={dead}");
         logged(&trace, &cluster, "kv-aware")
     };
     let off = failed_transfers(&with("off"));
@@ -139,7 +140,8 @@ fn one_bad_moment() -> Trace {
 fn one_bad_moment_condemns_one_prefill_worker_only_with_the_list() {
     let trace = one_bad_moment();
     let with = |dead: &str| {
-        let cluster = format!("h100x3-2p1d:kv=20K:engine=session-slot:transfer_timeout=2s:dead_peers={dead}");
+        let cluster =
+            format!("h100x3-2p1d:kv=20K:engine=session-slot:trim=exhausted:transfer_timeout=2s:dead_peers={dead}");
         let mut config = config(&trace, &cluster, "kv-aware");
         config.replay.start = Start::Recorded;
         let workers = run(&trace, &config).run.workers;
@@ -296,4 +298,59 @@ fn slots_evict_sessions_and_blocks_evict_blocks() {
         .map(|turn| turn.prompt_tokens + 300)
         .max();
     assert!(sorted.last().copied() <= longest.map(u64::from), "{sorted:?}");
+}
+
+/// A session that fills the only decode worker for some seconds, and one that waits for room meanwhile: how long the
+/// second's prompt is held at the prefill worker, and how it ends.
+fn second_of_two(parameters: &str) -> (Duration, Option<String>) {
+    let mut trace = growing(2, 1, 12_000, 0, 4);
+    trace.sessions[0].turns[0].output_tokens = 3_500;
+    trace.sessions[1].start = Some(Duration::from_millis(300));
+    let cluster = format!("h100x2-1p1d:kv=20K:engine=session-slot{parameters}");
+    let mut config = config(&trace, &cluster, "kv-aware");
+    config.replay.start = Start::Recorded;
+    config.logs = true;
+    let outcome = run(&trace, &config);
+    let samples = outcome.logs.text(LogKind::WorkerSamples).lines();
+    let samples = samples.map(|line| serde_json::from_str::<WorkerSampleLine>(line).expect("its own form"));
+    let samples: Vec<_> = samples.filter(|sample| sample.worker == "p0").collect();
+    // A sample holds until the next one.
+    let held = samples.windows(2).filter(|pair| pair[0].exporting > 0);
+    let held = held.map(|pair| Duration::from_secs_f64(pair[1].t - pair[0].t)).sum();
+    let second = outcome.run.requests.iter().find(|request| request.session_name == "s1");
+    let error = second.expect("it ends").error.clone();
+    (held, error)
+}
+
+#[test]
+fn a_seed_that_waits_for_room_holds_nothing_at_its_prefill_worker_where_the_decode_worker_begins() {
+    let (held, error) = second_of_two("");
+    assert!(held >= Duration::from_secs(10) && error.is_none(), "{held:?} {error:?}");
+    let (held, error) = second_of_two(":order=decode-first");
+    assert!(held.is_zero() && error.is_none(), "{held:?} {error:?}");
+}
+
+#[test]
+fn a_handshake_runs_out_of_time_as_a_transfer_does() {
+    let failed = Some("transfer_failed".to_owned());
+    assert_eq!(second_of_two(":order=decode-first:transfer_timeout=2s").1, failed);
+    assert_eq!(second_of_two(":order=decode-first:transfer_timeout=60s").1, None);
+}
+
+#[test]
+fn nothing_is_left_of_handshakes_whose_worker_dies() {
+    let trace = crowded();
+    for dies in [0, 1] {
+        let cluster = "h100x3-1p2d:kv=20K:engine=session-slot:order=decode-first:transfer_timeout=4s:dead_peers=on";
+        let mut config = config(&trace, cluster, "kv-aware");
+        config.replay.start = Start::Concurrency(8);
+        let at = |seconds: u64| Instant::ZERO + Duration::from_secs(seconds);
+        config.faults = vec![
+            (at(3), Fault::WorkerCrash(WorkerId(dies))),
+            (at(6), Fault::WorkerRestart(WorkerId(dies))),
+        ];
+        // The checkers hold: every request ends, and no leg, block or fence is left.
+        let ended = run(&trace, &config).run.requests;
+        assert_eq!(ended.len(), trace.turn_count(), "worker {dies} dies");
+    }
 }
