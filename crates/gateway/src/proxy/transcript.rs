@@ -211,7 +211,10 @@ impl Transcript {
             let usage = view.usage.as_ref().filter(|_| !self.edit.drop_usage)?;
             return Some(self.chunk(json!([]), Some(self.whole_usage(usage))));
         }
-        if view.text.is_empty() && view.finish_reason.is_none() {
+        // A token whose text is held back is shown to those who follow token ids.
+        let tokens = view.token_ids.as_ref().filter(|_| !self.edit.drop_token_ids);
+        let shows_tokens = tokens.is_some_and(|tokens| !tokens.is_empty());
+        if view.text.is_empty() && view.finish_reason.is_none() && !shows_tokens {
             return None;
         }
         let mut choice = self.choice(&view.text, view.finish_reason.as_deref());
@@ -391,6 +394,25 @@ mod tests {
             assert_eq!(chat.blocker().is_some(), blocked, "{text}: {:?}", chat.blocker());
         }
         assert_eq!(chat.sent(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_continuation_shows_tokens_whose_text_is_held_back_to_those_who_follow_them() {
+        let check = |edit: AnswerEdit, shown: bool| {
+            let mut answer = transcript(Endpoint::Completions, edit);
+            let first = r#"{"id":"c","choices":[{"index":0,"text":"a","token_ids":[1]}]}"#;
+            take(&mut answer, first, false);
+            answer.begin_leg(true);
+            let held_back = r#"{"id":"d","choices":[{"index":0,"text":"","token_ids":[2]}]}"#;
+            let found = take(&mut answer, held_back, true);
+            assert_eq!(found.is_some_and(|chunk| chunk.contains(r#""token_ids":[2]"#)), shown);
+        };
+        let follows = AnswerEdit {
+            drop_token_ids: false,
+            ..HIDDEN
+        };
+        check(follows, true);
+        check(HIDDEN, false);
     }
 
     #[test]
