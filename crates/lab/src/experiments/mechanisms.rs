@@ -47,6 +47,13 @@ fn variants() -> Vec<(&'static str, Setup)> {
         ("as it was", stack::v5()),
         ("block engine instead of session slots", block_engine()),
         (
+            "prefill first, then room at the decode worker",
+            on(format!(
+                "{hardware}:engine=session-slot:{timeout}:{}",
+                stack::DEAD_PEERS
+            )),
+        ),
+        (
             "no transfer timeout (the router's own clocks end what waits)",
             on(format!("{hardware}:{slots}")),
         ),
@@ -55,12 +62,13 @@ fn variants() -> Vec<(&'static str, Setup)> {
         ("a session moves after 3 denials", routed("reject_threshold=3")),
         ("healthy choice of P", routed("prefill=healthy")),
         ("pools of 92,000 tokens", on(stack::on(&stack::eight_h100("92K")))),
-        ("appends gated at 95% of the pool", stack::v5_routed("kv-aware", SEEDS)),
+        ("pools of 136,000 tokens", on(stack::on(&stack::eight_h100("136K")))),
+        ("appends not gated at 95% of the pool", routed("rho=1.0")),
         ("admission in the scheduler's loop, 2 ms a question", asked),
         ("the same, and status polled once a second", polled),
         (
-            "idle slots trimmed as soon as a seed does not fit",
-            on(format!("{}:trim=no-room", stack::on(&hardware))),
+            "idle slots trimmed only when nothing allocatable is left",
+            on(format!("{}:trim=exhausted", stack::on(&hardware))),
         ),
     ]
 }

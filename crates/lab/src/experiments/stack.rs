@@ -4,16 +4,16 @@
 
 use crate::setup::Setup;
 
-/// Tokens of KV on each GPU of KVC v5.
-pub(super) const POOL: &str = "136K";
-/// What decode workers keep KV in.
-pub(super) const SLOTS: &str = "engine=session-slot";
+/// Tokens of KV on each GPU of KVC v5: what a memory fraction of 0.88 leaves, SGLang's default for one GPU a worker.
+pub(super) const POOL: &str = "118K";
+/// What decode workers keep KV in, and that they begin with a seed.
+pub(super) const SLOTS: &str = "engine=session-slot:order=decode-first";
 /// When a transfer has failed.
 pub(super) const TIMEOUT: &str = "transfer_timeout=32s";
 /// What a prefill worker makes of it.
 pub(super) const DEAD_PEERS: &str = "dead_peers=on";
-/// The router, without a gate on appends.
-pub(super) const ROUTER: &str = "kv-aware:rho=1.0";
+/// The router as the papers had it.
+pub(super) const ROUTER: &str = "kv-aware";
 /// The hardware of E2 and E3; its pools are the preset's.
 pub(super) const FOUR_H200: &str = "h200x4-1p3d";
 

@@ -7,8 +7,8 @@
 //! Inferred from those peaks: they are log-normal, as sizes of sessions are elsewhere, with median 43,600. The log-normal
 //! distribution whose lowest and highest quarter have those two means has sigma 0.27, but the report sorted sessions by how
 //! they fared, and not by size: its means lie nearer to each other than those of the quarters, so 0.27 is the least that
-//! sigma can be. It is taken as 0.35, where the data-parallel baseline, of which the report has the latencies, still has
-//! them; at 0.40 it has not. No peak is above 88,000, because the baseline had no error, and a pool of 92,000 tokens that had to
+//! sigma can be. It is taken as 0.30, where the data-parallel baseline, of which the report has the latencies, still has
+//! them within a quarter; at 0.33 it has not. No peak is above 88,000, because the baseline had no error, and a pool of 92,000 tokens that had to
 //! hold more would have made one.
 //!
 //! Turns rise with a session's growth to the power of 0.58, as in 146 recorded sessions of another coding agent (a fit of
@@ -275,8 +275,8 @@ mod tests {
                 .collect();
             peaks.sort_by(f64::total_cmp);
             // Sorted by size they lie further apart than sorted by how sessions fared.
-            check("peak of the shortest quarter", seed, mean(&peaks[..13]), 28_000.0, 0.05);
-            check("peak of the longest quarter", seed, mean(&peaks[39..]), 67_000.0, 0.05);
+            check("peak of the shortest quarter", seed, mean(&peaks[..13]), 30_000.0, 0.04);
+            check("peak of the longest quarter", seed, mean(&peaks[39..]), 64_000.0, 0.04);
             assert!(peaks[51] < 88_500.0, "{} of seed {seed}", peaks[51]);
         }
     }
