@@ -227,7 +227,10 @@ fn a_session_that_moves_takes_its_kv_along() {
         let mut driver = Driver::with_config("homing:abs=0:rel=1.0", config, &workers(&PD));
         let session = SessionHint::Explicit(5);
         let (_, home) = served(&mut driver, session, prompt(1, 100, 100));
-        let turns = (0..40).map(|branch| prompt(1, 100, 101 + branch));
+        // What was appended lies at its home only; what was seeded the prefill worker has, too.
+        assert_eq!(served(&mut driver, session, prompt(1, 100, 200)), (Path::Append, home));
+        assert_eq!(served(&mut driver, session, prompt(1, 100, 300)), (Path::Append, home));
+        let turns = (0..40).map(|branch| prompt(1, 100, 301 + branch));
         let requests: Vec<RequestId> = turns.map(|prompt| driver.turn(session, prompt, 50)).collect();
         let moved = requests
             .into_iter()
