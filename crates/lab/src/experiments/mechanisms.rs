@@ -62,7 +62,7 @@ fn variants() -> Vec<(&'static str, Setup)> {
         ("a session moves after 3 denials", routed("reject_threshold=3")),
         ("healthy choice of P", routed("prefill=healthy")),
         ("pools of 92,000 tokens", on(stack::on(&stack::eight_h100("92K")))),
-        ("pools of 136,000 tokens", on(stack::on(&stack::eight_h100("136K")))),
+        ("pools of 118,000 tokens", on(stack::on(&stack::eight_h100("118K")))),
         ("appends not gated at 95% of the pool", routed("rho=1.0")),
         ("admission in the scheduler's loop, 2 ms a question", asked),
         ("the same, and status polled once a second", polled),

@@ -4,8 +4,8 @@
 
 use crate::setup::Setup;
 
-/// Tokens of KV on each GPU of KVC v5: what a memory fraction of 0.88 leaves, SGLang's default for one GPU a worker.
-pub(super) const POOL: &str = "118K";
+/// Tokens of KV on each GPU of KVC v5: what a memory fraction of 0.90 leaves, at which the baseline's mean TTFT fits.
+pub(super) const POOL: &str = "136K";
 /// What decode workers keep KV in, and that they begin with a seed.
 pub(super) const SLOTS: &str = "engine=session-slot:order=decode-first";
 /// When a transfer has failed.
