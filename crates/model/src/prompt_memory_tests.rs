@@ -381,10 +381,10 @@ fn what_cannot_be_cut_says_why() {
     check_cold(encoder(&[]), Uncuttable::NoMarker);
     check_cold(encoder(&[marker.clone().rstrip(true)]), Uncuttable::NoMarker);
     check_cold(encoder(&[marker.clone().normalized(true)]), Uncuttable::NoMarker);
-    let mut as_text = encoder(&[marker.clone()]);
+    let mut as_text = encoder(std::slice::from_ref(&marker));
     as_text.set_encode_special_tokens(true);
     check_cold(as_text, Uncuttable::SpecialsAsText);
-    let mut truncating = encoder(&[marker.clone()]);
+    let mut truncating = encoder(std::slice::from_ref(&marker));
     truncating
         .with_truncation(Some(tokenizers::TruncationParams::default()))
         .unwrap();
