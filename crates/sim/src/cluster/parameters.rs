@@ -3,7 +3,7 @@
 //! Presets (`h100x8-dp:kv=136K`) and TOML files (`[parameters]`) share it. They are applied in the order of the table and not
 //! in that in which they were given, so that `rho=0.9:engine=session-slot` means the same the other way round.
 
-use super::values::{bandwidth, bytes, count, duration, every, positive, share, switch, tokens};
+use super::values::{bandwidth, bytes, count, duration, every, pool, positive, share, switch, tokens, wait};
 use super::{Cluster, ClusterError};
 use crate::nearest::nearest;
 use crate::stack::{FOR_EVER, LoopAdmission, Order};
@@ -14,7 +14,7 @@ type Set = fn(&mut Cluster, &str) -> Result<(), ClusterError>;
 /// Name, an example, and what it does.
 const PARAMETERS: [(&str, &str, Set); 19] = [
     ("kv", "kv=136K", |cluster, text| {
-        let kv_tokens = positive("kv", tokens("kv", text)?)?;
+        let kv_tokens = pool("kv", tokens("kv", text)?)?;
         cluster
             .workers
             .iter_mut()
@@ -87,7 +87,7 @@ const PARAMETERS: [(&str, &str, Set); 19] = [
     ("transfer_timeout", "transfer_timeout=32s", |cluster, text| {
         cluster.stack.transfer_timeout = match text {
             "off" => None,
-            _ => Some(duration("transfer_timeout", text)?),
+            _ => Some(wait("transfer_timeout", text)?),
         };
         Ok(())
     }),
@@ -95,7 +95,7 @@ const PARAMETERS: [(&str, &str, Set); 19] = [
         let lasts = match text {
             "off" => None,
             "on" => Some(FOR_EVER),
-            _ => Some(duration("dead_peers", text)?),
+            _ => Some(wait("dead_peers", text)?),
         };
         if lasts.is_some() && cluster.stack.transfer_timeout.is_none() {
             return Err(needs("dead_peers", text, "it together with `transfer_timeout=32s`"));

@@ -8,6 +8,13 @@ use homing_units::Duration;
 /// The longest time that a parameter takes, in seconds: ten days.
 const LONGEST_S: f64 = 864_000.0;
 
+/// The largest pool of one worker, in tokens: a hundred times what a GPU of today holds. All of a pool's blocks are kept
+/// track of from the start.
+const LARGEST_POOL: u32 = 100_000_000;
+
+/// The largest host memory of one worker.
+const LARGEST_HOST: u64 = 16 << 40;
+
 fn wrong(name: &'static str, text: &str, expected: &'static str) -> ClusterError {
     ClusterError::Value {
         name,
@@ -21,6 +28,14 @@ pub(super) fn positive(name: &'static str, value: u32) -> Result<u32, ClusterErr
         return Err(wrong(name, "0", "at least 1"));
     }
     Ok(value)
+}
+
+/// The size of a pool in tokens.
+pub(super) fn pool(name: &'static str, tokens: u32) -> Result<u32, ClusterError> {
+    if tokens > LARGEST_POOL {
+        return Err(wrong(name, &tokens.to_string(), "at most 100M tokens a worker"));
+    }
+    positive(name, tokens)
 }
 
 /// A count of tokens: `92000`, `92K` or `1M`.
@@ -52,7 +67,9 @@ pub(super) fn bytes(name: &'static str, text: &str) -> Result<u64, ClusterError>
             .and_then(|count| count.checked_mul(1 << bits)),
         None => (text == "0").then_some(0),
     };
-    value.ok_or_else(|| wrong(name, text, "bytes such as `64GiB`, or `0`"))
+    value
+        .filter(|bytes| *bytes <= LARGEST_HOST)
+        .ok_or_else(|| wrong(name, text, "bytes such as `64GiB`, or `0`; at most `16TiB`"))
 }
 
 /// Bytes a second: `40GBps` or `400Gbps`.
@@ -80,6 +97,14 @@ pub(super) fn duration(name: &'static str, text: &str) -> Result<Duration, Clust
         .filter(|seconds| *seconds <= LONGEST_S)
         .map(Duration::from_secs_f64)
         .ok_or_else(|| wrong(name, text, "a time such as `32s` or `5ms`"))
+}
+
+/// A time that is not zero.
+pub(super) fn wait(name: &'static str, text: &str) -> Result<Duration, ClusterError> {
+    match duration(name, text)? {
+        Duration::ZERO => Err(wrong(name, text, "a time above zero, or `off`")),
+        wait => Ok(wait),
+    }
 }
 
 /// A frequency: `1Hz` or `0.5Hz`, as the time between two; `off` is never.
