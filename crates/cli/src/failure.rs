@@ -55,10 +55,19 @@ pub fn usage_exit(error: &clap::Error) -> ExitCode {
 }
 
 /// An error in one line: its lines up to the usage and the pointer to help that the parser adds, or the whole of another's.
+/// Control characters are spelt out: an error quotes what it was given, and that must not steer the terminal.
 fn one_line(text: &str) -> String {
     let of_parser = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information, try");
     let said = text.lines().map(str::trim).take_while(|line| !of_parser(line));
-    said.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    let line = said.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    line.chars().fold(String::with_capacity(line.len()), |mut safe, letter| {
+        if letter.is_control() {
+            safe.extend(letter.escape_default());
+        } else {
+            safe.push(letter);
+        }
+        safe
+    })
 }
 
 /// The exit code for an error.
@@ -81,6 +90,7 @@ mod tests {
         assert_eq!(one_line(said), "error: invalid value 'x' [possible values: a, b]");
         let said = "error: invalid value '0'\n\nFor more information, try '--help'.\n";
         assert_eq!(one_line(said), "error: invalid value '0'");
+        assert_eq!(one_line("schema `\u{1b}[2Jx`\u{9b}"), "schema `\\u{1b}[2Jx`\\u{9b}");
     }
 
     #[test]

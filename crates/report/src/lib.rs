@@ -18,6 +18,6 @@ mod workers;
 pub use compare::{Comparison, Source, Verdict};
 pub use metric::Better;
 pub use record::{LeftOut, Path, RequestRecord, WorkerRecord};
-pub use run::{Balance, ClassBounds, Distribution, Experiment, Report, Run, RunRecord, SCHEMA, Worker};
+pub use run::{Balance, ClassBounds, Distribution, Experiment, Report, Run, RunRecord, SCHEMA, Worker, WrongField};
 pub use sessions::{AppendRate, RATES_LISTED_MAX, STARVED_NAMED_MAX, Sessions};
 pub use summary::MetricSummary;

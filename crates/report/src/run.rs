@@ -4,12 +4,15 @@
 //! rounded to six decimals and maps are in a fixed order, so that equal runs are equal bytes. A figure that does not
 //! exist (the TTFT of a class without requests) is null, not zero.
 
+mod check;
+
 use crate::record::{LeftOut, Path, RequestRecord, WorkerRecord};
 use crate::sessions::Sessions;
 use crate::stats::{mean, quantile, rounded, sorted};
 use crate::summary::{MetricSummary, summarise};
 use crate::workers::workers;
 pub use crate::workers::{Balance, Worker};
+pub use check::WrongField;
 use homing_units::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

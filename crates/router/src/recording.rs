@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Writing goes into memory: the driver takes the bytes and puts them where it wants. A recording that was cut off, by a
-//! crash for example, can be read up to there.
+//! crash for example, can be read up to there. One file is one recording: bytes after the end are an error.
 
 mod prompts;
 mod reader;

@@ -286,6 +286,13 @@ fn a_replay_tells_whether_the_same_was_done() {
     // Cut off: read as far as it goes, and nothing to compare.
     let cut = replay(&bytes[..bytes.len() - 1], |_, _, _, _| {}).unwrap();
     assert!(!cut.complete && cut.reached.events == 2, "{cut:?}");
+    // Two recordings in one file: neither is replayed as if it were all.
+    let error = replay(&bytes.repeat(2), |_, _, _, _| {}).unwrap_err();
+    let length = bytes.len();
+    assert_eq!(
+        error.to_string(),
+        format!("the recording ends at byte {length}, and {length} bytes come after it: expected one recording and nothing else")
+    );
     // A turn without a worker is rejected; a recording that claims that nothing was done differs.
     let turn = Turn {
         request: RequestId(0),

@@ -163,6 +163,9 @@ fn source(run: &Path, file: &Path) -> Result<Source> {
             "`{shown}` has no runs, expected one or more"
         )));
     }
+    report
+        .check()
+        .map_err(|error| Usage::error(format_args!("`{shown}`: {error}")))?;
     Ok(Source {
         name: run.display().to_string(),
         report,

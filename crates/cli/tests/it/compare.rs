@@ -182,3 +182,45 @@ fn what_is_wrong_is_said_in_one_line() {
     );
     assert!(!at("page.html").exists(), "never a partial page");
 }
+
+#[test]
+fn a_document_that_no_run_leaves_is_refused_and_its_names_steer_no_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = simulate(folder.path(), "run", "homing", "3");
+    let report: Value = serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap();
+    let edited = folder.path().join("b.json");
+    let check = |field: &str, value: Value, expected: &str| {
+        let mut report = report.clone();
+        *report.pointer_mut(field).expect("the field is there") = value;
+        fs::write(&edited, report.to_string()).unwrap();
+        check_wrong(&compare(&[&run, &edited], &[]), &["b.json`: ", expected]);
+    };
+    check("/time_scale", (-1).into(), "`time_scale` is `-1`, expected a number above 0");
+    check("/block_size", 0.into(), "`block_size` is `0`, expected a whole number above 0");
+    check(
+        "/runs/0/hit_ratio",
+        7.into(),
+        "`runs[0].hit_ratio` is `7`, expected a number from 0 to 1",
+    );
+    check(
+        "/runs/1/duration_s",
+        (-3).into(),
+        "`runs[1].duration_s` is `-3`, expected a number of at least 0",
+    );
+    check(
+        "/runs/2/seed",
+        report["runs"][0]["seed"].clone(),
+        "`runs[2].seed` is `1`, expected another one than that of `runs[0]`",
+    );
+
+    let mut hostile = report.clone();
+    hostile["trace"] = "t\u{1b}[2J\n\u{9b}x\u{202e}".into();
+    hostile["policy"] = "homing\u{7}\r".into();
+    fs::write(&edited, hostile.to_string()).unwrap();
+    let text = String::from_utf8(compare(&[&run, &edited], &[]).stdout).unwrap();
+    let steers = |letter: char| letter.is_control() && letter != '\n' || letter == '\u{202e}';
+    assert!(!text.contains(steers), "{text:?}");
+    for expected in [r"homing\u{7}\r on", r"trace: A gen:agent", r"| B t\u{1b}[2J\n\u{9b}x\u{202e}"] {
+        assert!(text.contains(expected), "`{text}` lacks `{expected}`");
+    }
+}

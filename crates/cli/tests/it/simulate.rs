@@ -67,6 +67,13 @@ fn a_folder_holds_the_report_the_logs_and_a_recording_that_replays() {
     );
 
     let mut bytes = std::fs::read(&events).unwrap();
+    let two = folder.path().join("two.bin").display().to_string();
+    std::fs::write(&two, bytes.repeat(2)).unwrap();
+    let refused = homing(&["sim", "--events", &two]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("two.bin`: the recording ends at byte"), "{said}");
+
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x10;
     std::fs::write(&events, bytes).unwrap();

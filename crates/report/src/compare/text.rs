@@ -1,4 +1,6 @@
 //! A comparison as a table for a terminal: headline figures with intervals, and what can be said of each.
+//!
+//! Names come from files that anybody may have written, so that none of their characters reaches the terminal as a command.
 
 use super::{Comparison, MetricComparison, Pair, Verdict};
 use crate::metric::{Better, HEADLINE, figure};
@@ -14,7 +16,11 @@ pub(super) fn text(comparison: &Comparison) -> String {
         let _ = writeln!(
             text,
             "{}  {}: {} on {}, {}, {runs} run{s}",
-            report.label, report.name, report.policy, report.cluster, report.trace
+            report.label,
+            escaped(&report.name),
+            escaped(&report.policy),
+            escaped(&report.cluster),
+            escaped(&report.trace)
         );
     }
     if !comparison.unlike.is_empty() {
@@ -25,7 +31,7 @@ pub(super) fn text(comparison: &Comparison) -> String {
         for unlike in &comparison.unlike {
             let values = comparison.reports.iter().zip(&unlike.values);
             let values: Vec<String> = values
-                .map(|(report, value)| format!("{} {value}", report.label))
+                .map(|(report, value)| format!("{} {}", report.label, escaped(value)))
                 .collect();
             let _ = writeln!(text, "  {}: {}", unlike.what, values.join(" | "));
         }
@@ -41,6 +47,28 @@ pub(super) fn text(comparison: &Comparison) -> String {
     let others = comparison.metrics.iter().filter(|metric| !shown(metric)).count();
     let _ = writeln!(text, "{others} more figures: --json, or --html FILE");
     text
+}
+
+/// A text that stays on its line and steers no terminal: control characters and those that turn the direction of writing
+/// are spelt out, such as `\u{1b}`.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control() || turns_writing(letter) {
+            escaped.extend(letter.escape_default());
+        } else {
+            escaped.push(letter);
+        }
+    }
+    escaped
+}
+
+/// Marks, embeddings, overrides and isolates of the bidirectional algorithm, and separators of lines.
+const fn turns_writing(letter: char) -> bool {
+    matches!(
+        letter,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    )
 }
 
 fn shown(metric: &MetricComparison) -> bool {

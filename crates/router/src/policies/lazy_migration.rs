@@ -98,7 +98,7 @@ impl LazyMigrationConfig {
                 "recent_ttft" => Trigger::RecentTtft,
                 _ => Trigger::Factor,
             },
-            factor: parameters.number("factor", default.factor)?,
+            factor: parameters.positive("factor", default.factor)?,
             plus: parameters.number("plus", default.plus)?,
             ttft_s: parameters.number("ttft", default.ttft_s)?,
             cache_ratio: parameters.number("cache_ratio", default.cache_ratio)?,

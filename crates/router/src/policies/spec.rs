@@ -275,6 +275,33 @@ mod tests {
         assert_eq!(answer, expected, "{text}");
     }
 
+    /// What is divided by, and what would make of each instance a busy one, is above 0; what is a cost may be nothing.
+    #[test]
+    fn factors_and_throughputs_are_above_0_and_costs_are_not_below() {
+        let answer = |text: String| text.parse::<PolicySpec>().map_err(|error| error.to_string());
+        let cases = [
+            ("lazy-migration", "factor", false),
+            ("lazy-migration", "throughput", false),
+            ("lazy-migration", "decode_iteration_s", true),
+            ("contention", "throughput", false),
+            ("contention", "decode_iteration_s", true),
+            ("unified-v2", "throughput", false),
+            ("unified-v3", "throughput", false),
+            ("peer-sglang", "throughput", false),
+            ("peer-dynamo", "prefill_scale", true),
+        ];
+        for (policy, key, zero) in cases {
+            for value in ["-1", "-0.5", "NaN", "inf", "-inf", "1e999", "", "0x1"] {
+                let said = answer(format!("{policy}:{key}={value}")).expect_err("it is no such number");
+                let bound = if zero { "a number of at least 0" } else { "a number above 0" };
+                let expected = format!("parameter `{key}` of policy `{policy}` is `{value}`, expected {bound}");
+                assert_eq!(said, expected);
+            }
+            assert_eq!(answer(format!("{policy}:{key}=0")).is_ok(), zero, "{policy} {key}");
+            assert!(answer(format!("{policy}:{key}=0.5")).is_ok(), "{policy} {key}");
+        }
+    }
+
     #[test]
     fn texts_name_policies_or_say_what_was_expected() {
         check("homing", "homing of homing");
@@ -321,6 +348,10 @@ mod tests {
         check(
             "unified-v3:throughput=0",
             "parameter `throughput` of policy `unified-v3` is `0`, expected a number above 0",
+        );
+        check(
+            "lazy-migration:factor=0",
+            "parameter `factor` of policy `lazy-migration` is `0`, expected a number above 0",
         );
         check(
             "dp-cache-aware:abs=few",

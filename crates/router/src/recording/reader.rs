@@ -53,6 +53,14 @@ pub enum RecordingError {
         /// Bytes that are missing.
         missing: usize,
     },
+    /// Something comes after its end: another recording, for example.
+    #[error("the recording ends at byte {offset}, and {left} bytes come after it: expected one recording and nothing else")]
+    Trailing {
+        /// Where it ends.
+        offset: usize,
+        /// Bytes after that.
+        left: usize,
+    },
     /// A frame is damaged.
     #[error("the recording is damaged at byte {offset}: {what}")]
     Damaged {
@@ -122,7 +130,15 @@ impl<'a> Recording<'a> {
             }
             other => Err(format!("a frame of kind `{other}`, expected an event or a checkpoint")),
         };
-        what.map(Some).map_err(|what| damaged(offset, what))
+        let entry = what.map_err(|what| damaged(offset, what))?;
+        let left = self.bytes.len() - self.offset;
+        if matches!(entry, Entry::End(_)) && left > 0 {
+            return Err(RecordingError::Trailing {
+                offset: self.offset,
+                left,
+            });
+        }
+        Ok(Some(entry))
     }
 
     /// The next frame's kind and payload; `None` at the end of the bytes.
