@@ -2,6 +2,7 @@
 
 mod backpressure;
 mod collapse;
+mod company;
 mod dp;
 mod elastic;
 mod eviction;

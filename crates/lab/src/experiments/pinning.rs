@@ -1,6 +1,6 @@
 //! Sessions that stay on one decode worker for ever: which of them starve there, and what the slow path costs.
 
-use super::{Experiment, Get, mean, sample, sample_of_threes, stack};
+use super::{Experiment, Get, company, mean, sample, sample_of_threes, stack};
 use crate::observe::{Observed, is_direct, is_fallback};
 use crate::paper::Paper;
 use crate::rerun::{Common, STARVED_BELOW};
@@ -99,13 +99,25 @@ fn why_any_size(results: &Results) -> Shared {
         (later > 0).then(|| failed as f64 / later as f64 * 100.0)
     });
     let most = failed.mean().is_some_and(|failed| failed > 50.0);
-    Shared::new(Vec::from_iter(most.then(|| {
+    let mut reasons = Vec::from_iter(most.then(|| {
         format!(
             "Theirs starved on the slow path, which served them; of the later turns of ours {} failed. Whoever lost its slot on a decode worker that both P take for \
              dead gets no KV there any more, whatever its size.",
             estimate(&failed, "%")
         )
-    })))
+    }));
+    let company = sample(results, &stack::v5(), |run| {
+        let (starved, lucky) = company::of_starved_and_lucky(run);
+        Some(starved? / lucky?)
+    });
+    if company.interval().is_some_and(|[low, _]| low > 1.0) {
+        reasons.push(format!(
+            "It is the company more than the size: on the decode worker of a session that starves the others' prompts add up to {} what they do \
+             for one that does well, and a pinned session cannot leave.",
+            estimate(&company, "x")
+        ));
+    }
+    Shared::new(reasons)
 }
 
 /// Later turns of starved sessions: those that failed, and all.
