@@ -60,14 +60,15 @@ fn one_line(text: &str) -> String {
     let of_parser = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information, try");
     let said = text.lines().map(str::trim).take_while(|line| !of_parser(line));
     let line = said.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-    line.chars().fold(String::with_capacity(line.len()), |mut safe, letter| {
-        if letter.is_control() {
-            safe.extend(letter.escape_default());
-        } else {
-            safe.push(letter);
-        }
-        safe
-    })
+    line.chars()
+        .fold(String::with_capacity(line.len()), |mut safe, letter| {
+            if letter.is_control() {
+                safe.extend(letter.escape_default());
+            } else {
+                safe.push(letter);
+            }
+            safe
+        })
 }
 
 /// The exit code for an error.

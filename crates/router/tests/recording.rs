@@ -291,7 +291,9 @@ fn a_replay_tells_whether_the_same_was_done() {
     let length = bytes.len();
     assert_eq!(
         error.to_string(),
-        format!("the recording ends at byte {length}, and {length} bytes come after it: expected one recording and nothing else")
+        format!(
+            "the recording ends at byte {length}, and {length} bytes come after it: expected one recording and nothing else"
+        )
     );
     // A turn without a worker is rejected; a recording that claims that nothing was done differs.
     let turn = Turn {

@@ -195,8 +195,16 @@ fn a_document_that_no_run_leaves_is_refused_and_its_names_steer_no_terminal() {
         fs::write(&edited, report.to_string()).unwrap();
         check_wrong(&compare(&[&run, &edited], &[]), &["b.json`: ", expected]);
     };
-    check("/time_scale", (-1).into(), "`time_scale` is `-1`, expected a number above 0");
-    check("/block_size", 0.into(), "`block_size` is `0`, expected a whole number above 0");
+    check(
+        "/time_scale",
+        (-1).into(),
+        "`time_scale` is `-1`, expected a number above 0",
+    );
+    check(
+        "/block_size",
+        0.into(),
+        "`block_size` is `0`, expected a whole number above 0",
+    );
     check(
         "/runs/0/hit_ratio",
         7.into(),
@@ -220,7 +228,11 @@ fn a_document_that_no_run_leaves_is_refused_and_its_names_steer_no_terminal() {
     let text = String::from_utf8(compare(&[&run, &edited], &[]).stdout).unwrap();
     let steers = |letter: char| letter.is_control() && letter != '\n' || letter == '\u{202e}';
     assert!(!text.contains(steers), "{text:?}");
-    for expected in [r"homing\u{7}\r on", r"trace: A gen:agent", r"| B t\u{1b}[2J\n\u{9b}x\u{202e}"] {
+    for expected in [
+        r"homing\u{7}\r on",
+        r"trace: A gen:agent",
+        r"| B t\u{1b}[2J\n\u{9b}x\u{202e}",
+    ] {
         assert!(text.contains(expected), "`{text}` lacks `{expected}`");
     }
 }

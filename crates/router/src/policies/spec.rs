@@ -293,7 +293,11 @@ mod tests {
         for (policy, key, zero) in cases {
             for value in ["-1", "-0.5", "NaN", "inf", "-inf", "1e999", "", "0x1"] {
                 let said = answer(format!("{policy}:{key}={value}")).expect_err("it is no such number");
-                let bound = if zero { "a number of at least 0" } else { "a number above 0" };
+                let bound = if zero {
+                    "a number of at least 0"
+                } else {
+                    "a number above 0"
+                };
                 let expected = format!("parameter `{key}` of policy `{policy}` is `{value}`, expected {bound}");
                 assert_eq!(said, expected);
             }

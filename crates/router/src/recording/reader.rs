@@ -54,7 +54,9 @@ pub enum RecordingError {
         missing: usize,
     },
     /// Something comes after its end: another recording, for example.
-    #[error("the recording ends at byte {offset}, and {left} bytes come after it: expected one recording and nothing else")]
+    #[error(
+        "the recording ends at byte {offset}, and {left} bytes come after it: expected one recording and nothing else"
+    )]
     Trailing {
         /// Where it ends.
         offset: usize,
