@@ -1,6 +1,6 @@
 //! KVC v5 over ten seeds beside the papers' three runs, and beside the baseline that beats it.
 
-use super::{Experiment, Get, dp, sample, sample_of_threes, stack};
+use super::{Experiment, Get, dp, sample, sample_of_threes, spared, stack};
 use crate::observe::{Observed, is_fallback};
 use crate::paper::Paper;
 use crate::results::Results;
@@ -93,7 +93,9 @@ fn errors(paper: &Paper, results: &Results, section: &mut Section) {
         Expect::Factor(2.0),
         &share,
     );
-    section.row(why.explain(more, row));
+    let row = why.explain(more, row);
+    let few = spared(results, &stack::v5()).filter(|_| !more);
+    section.row(row.because(few.is_some(), few.unwrap_or_default()));
 }
 
 /// What makes more errors than theirs, as far as it shows.
@@ -187,13 +189,15 @@ fn variance(paper: &Paper, results: &Results, section: &mut Section) {
         })
     };
     let errors = of_threes(|run| Some(run.errors()));
-    section.row(Row::figure(
+    let row = Row::figure(
         paper,
         "kvc.spread.errors",
         "errors of three reruns, most by fewest",
         Expect::Factor(2.0),
         &errors,
-    ));
+    );
+    let few = spared(results, &stack::reruns());
+    section.row(row.because(few.is_some(), few.unwrap_or_default()));
     let drift = Sample::of(
         of_threes(|run| run.run.latency_s.p50)
             .values
@@ -303,8 +307,22 @@ fn against_baseline(paper: &Paper, results: &Results, why: &mut Shared, section:
         let ours = loss.of(results);
         let smaller = ours.mean() < Some(paper.figure(loss.key).mean());
         let row = Row::figure(paper, loss.key, &loss.what(), Expect::Factor(2.0), &ours);
-        section.row(why.explain(smaller, row));
+        let row = why.explain(smaller, row);
+        section.row(row.because(!smaller, slower_fallbacks(paper, results)));
     }
+}
+
+/// Why KVC loses by more than theirs.
+fn slower_fallbacks(paper: &Paper, results: &Results) -> String {
+    let latency = sample(results, &stack::v5(), |run| {
+        let slow = run.record.requests.iter().filter(|request| is_fallback(request));
+        super::mean(&slow.map(|request| request.latency().as_secs_f64()).collect::<Vec<_>>())
+    });
+    format!(
+        "A fallback takes {} against their {} s, and the baseline is somewhat faster than theirs.",
+        estimate(&latency, "s"),
+        number(paper.figure("fallback.latency").mean())
+    )
 }
 
 /// The reruns one by one, in threes.

@@ -53,6 +53,18 @@ fn sample(results: &Results, setup: &Setup, figure: impl Fn(&Observed) -> Option
     Sample::of(results.of(setup).iter().map(figure))
 }
 
+/// How many runs of a setup nothing failed in, as a reason for few errors; `None` where something failed in all.
+fn spared(results: &Results, setup: &Setup) -> Option<String> {
+    let runs = results.of(setup);
+    let spared = runs.iter().filter(|run| run.errors() == 0.0).count();
+    (spared > 0).then(|| {
+        format!(
+            "In {spared} of {} runs no seed took as long as the timeout, so no link was ever taken for dead and nothing failed.",
+            runs.len()
+        )
+    })
+}
+
 /// A figure of each three runs of a setup, for figures of theirs that were made of three.
 fn sample_of_threes(results: &Results, setup: &Setup, figure: impl Fn(&[Observed]) -> Option<f64>) -> Sample {
     Sample::of(results.of(setup).chunks_exact(3).map(figure))
