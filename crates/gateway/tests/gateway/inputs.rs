@@ -165,7 +165,8 @@ async fn the_pages_say_what_is() {
     );
     assert!((sum("homing_ttft_seconds_count") - 1.0).abs() < 1e-9);
     assert!((sum("homing_output_tokens_total") - 3.0).abs() < 1e-9);
-    assert!((sum("homing_cached_tokens_reported_total") - 3.0).abs() < 1e-9);
+    // A vLLM that imports reports what the exporting one had cached: that is no figure of its own cache.
+    assert!((sum("homing_cached_tokens_reported_total")).abs() < 1e-9);
     assert!((sum("homing_queued_requests")).abs() < 1e-9);
     assert!(
         (sum("homing_worker_state") - 2.0).abs() < 1e-9,
