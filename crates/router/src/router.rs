@@ -131,21 +131,33 @@ impl Router {
             Event::Timeout => {}
         }
         // What has come at the last moment counts; only then is time up.
-        while let Some(timer) = self.timers.pop_due(self.now) {
-            match timer {
-                Timer::Request(request) => self.on_overdue(request),
-                Timer::Resync(worker) => self.on_resync_overdue(worker),
-            }
-        }
+        self.ring();
         self.sessions.expire(self.now, &mut self.residency.index);
-        if self.queue.is_freed() {
+        while self.queue.is_freed() {
             self.retry_waiting();
+            // A turn that waited until its own time was up is overdue as it is sent, and its end may free a place again.
+            if !self.ring() {
+                break;
+            }
         }
     }
 
     /// The next thing to do, in order; `None` when all is said.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
+    }
+
+    /// Does what is due by now. Whether anything was.
+    fn ring(&mut self) -> bool {
+        let mut rang = false;
+        while let Some(timer) = self.timers.pop_due(self.now) {
+            rang = true;
+            match timer {
+                Timer::Request(request) => self.on_overdue(request),
+                Timer::Resync(worker) => self.on_resync_overdue(worker),
+            }
+        }
+        rang
     }
 
     /// When to hand in [`Event::Timeout`] at the latest; `None` where nothing is waited for.

@@ -447,6 +447,19 @@ proptest! {
     }
 }
 
+/// A turn paused until its own time was up, and was overdue as it was sent: that was left to a timeout of the same instant.
+#[test]
+fn a_turn_that_is_overdue_as_it_is_sent_ends_at_once() {
+    let policy =
+        "kv-aware:backpressure=on:reject_threshold=2:soft_cap=2:seed_min_turn=2:prefill=healthy:request_timeout=3";
+    run(
+        13_195_319_447_090_043_509,
+        policy,
+        &[Role::Prefill, Role::Both, Role::Decode],
+        150,
+    );
+}
+
 #[test]
 fn one_seed_twice_is_the_same_bytes() {
     let roles = [Role::Prefill, Role::Both, Role::Decode];
