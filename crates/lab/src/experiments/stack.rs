@@ -1,6 +1,6 @@
 //! The papers' stack, in one place: every experiment that has KVC in it takes cluster and router from here.
 //!
-//! What is written here was settled before the rows of the other files were made, and no row is a reason to change it.
+//! Where the papers are silent other readings were run before this one was kept, which the document says: `mechanisms` has them.
 
 use crate::setup::Setup;
 

@@ -31,10 +31,10 @@
 
 use super::GeneratorError;
 use super::SESSIONS_MAX;
-use super::history::{Boilerplate, History, Ids};
+use super::history::{History, Ids};
 use super::parameters::Parameters;
 use super::pool::Pool;
-use super::swe52::GAP;
+use super::swe52::{BOILERPLATE, GAP};
 use super::{apportioned, proportional};
 use crate::content::Scope;
 use crate::draw::{Distribution, shuffle, unit};
@@ -45,12 +45,6 @@ use homing_units::{Duration, Rng, rng_for};
 const BLOCK_SIZE: u32 = 16;
 const SESSIONS: u32 = 85;
 const REQUESTS: u32 = 850;
-
-/// What all sessions begin with.
-const BOILERPLATE: Boilerplate = Boilerplate {
-    number: 0,
-    tokens: 12_000,
-};
 
 /// A prompt of so many tokens is heavy.
 const HEAVY: u32 = 32_768;
