@@ -12,7 +12,6 @@ use std::fmt::Write as _;
 const WORKERS_MAX: usize = 16;
 const STEPS_MAX: usize = 240;
 
-const WIDTH: f64 = 1100.0;
 const ROW: f64 = 40.0;
 const GAP: f64 = 8.0;
 
@@ -69,20 +68,8 @@ fn drawing(out: &mut String, report: &Shown<'_>, run: &RunLogs, most: f64) {
         out,
         " <small>one run{seed}; each row is up to {most:.0} requests high</small></figcaption>"
     );
-    let frame = Frame {
-        left: 64.0,
-        top: 8.0,
-        right: WIDTH - 8.0,
-        bottom: 8.0 + rows as f64 * (ROW + GAP),
-    };
-    Frame::begin(
-        out,
-        WIDTH,
-        frame.bottom + 44.0,
-        &format!("Load of each worker over time, report {}", report.label),
-    );
-    let x = Scale::linear([0.0, end], [frame.left, frame.right]);
-    frame.x_axis(out, &x, "seconds from the run's start");
+    let says = format!("Load of each worker over time, report {}", report.label);
+    let (frame, x) = Frame::begin_rows(out, [8.0, rows as f64 * (ROW + GAP)], end, &says);
     for (index, (name, steps)) in workers.iter().take(WORKERS_MAX).enumerate() {
         row(
             out,

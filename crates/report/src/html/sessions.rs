@@ -12,7 +12,6 @@ use std::fmt::Write as _;
 const SESSIONS_MAX: usize = 200;
 const COLOURS: usize = 8;
 
-const WIDTH: f64 = 1100.0;
 /// Turns of one worker that are closer than this are drawn as one stroke.
 const MERGED_BELOW: f64 = 1.0;
 
@@ -76,20 +75,8 @@ fn drawing(out: &mut String, report: &Shown<'_>, run: &RunLogs) {
         .iter()
         .map(|request| request.t + request.latency_s)
         .fold(0.0, f64::max);
-    let frame = Frame {
-        left: 64.0,
-        top: 26.0,
-        right: WIDTH - 8.0,
-        bottom: 26.0 + drawn as f64 * height,
-    };
-    Frame::begin(
-        out,
-        WIDTH,
-        frame.bottom + 44.0,
-        &format!("Worker of each session over time, report {}", report.label),
-    );
-    let x = Scale::linear([0.0, end], [frame.left, frame.right]);
-    frame.x_axis(out, &x, "seconds from the run's start");
+    let says = format!("Worker of each session over time, report {}", report.label);
+    let (frame, x) = Frame::begin_rows(out, [26.0, drawn as f64 * height], end, &says);
     out.push_str("<text class=\"name\" x=\"2\" y=\"16\">sessions, by arrival</text>");
     for (index, (name, requests)) in sessions.iter().take(SESSIONS_MAX).enumerate() {
         let middle = frame.top + (index as f64 + 0.5) * height;

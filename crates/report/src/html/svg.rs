@@ -4,6 +4,9 @@ use super::escape;
 use crate::metric::figure;
 use std::fmt::Write as _;
 
+/// The width of a drawing over the whole page.
+const WIDE: f64 = 1100.0;
+
 /// The size of a chart that takes half of the page, in pixels.
 pub(super) const WIDTH: f64 = 560.0;
 pub(super) const HEIGHT: f64 = 330.0;
@@ -150,6 +153,20 @@ impl Frame {
             "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\">",
             escape(says)
         );
+    }
+
+    /// Begins a drawing of rows, so high in all, below `top`, over the seconds of a run; gives the scale of these, too.
+    pub(crate) fn begin_rows(out: &mut String, [top, height]: [f64; 2], end: f64, says: &str) -> (Self, Scale) {
+        let frame = Self {
+            left: 64.0,
+            top,
+            right: WIDE - 8.0,
+            bottom: top + height,
+        };
+        Self::begin(out, WIDE, frame.bottom + 44.0, says);
+        let x = Scale::linear([0.0, end], [frame.left, frame.right]);
+        frame.x_axis(out, &x, "seconds from the run's start");
+        (frame, x)
     }
 
     /// The x axis with grid lines, ticks and its name.
