@@ -87,7 +87,8 @@ class Process:
                 stderr=log,
                 env=self.environment,
                 cwd=self.log.parent,
-                start_new_session=True,
+                # A group, not a session: a session of its own would not share the priority that the whole run was given.
+                process_group=0,
                 preexec_fn=die_with_parent,
             )
 
