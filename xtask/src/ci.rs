@@ -7,6 +7,10 @@ use anyhow::Result;
 /// The version that is installed where cargo-deny is missing; pinned, so that CI changes only with a commit.
 const CARGO_DENY: &str = "0.20.2";
 
+/// What proptest draws its cases from. One commit has one verdict here: whoever wants other cases sets it, or runs
+/// `cargo test`, which draws afresh each time.
+const SEED: &str = "PROPTEST_RNG_SEED";
+
 /// Runs all checks; stops at the first that fails.
 pub fn run() -> Result<()> {
     sh("cargo", &["fmt", "--all", "--check"])?;
@@ -30,10 +34,14 @@ pub fn run() -> Result<()> {
     )?;
     determinism::run()?;
     fetch_model();
-    sh("cargo", &["test", "--workspace", "--locked"])?;
+    run_with("cargo", &["test", "--workspace", "--locked"], &[(SEED, &seed())])?;
     deny()?;
     println!("\nci: all green");
     Ok(())
+}
+
+fn seed() -> String {
+    std::env::var(SEED).unwrap_or_else(|_| "20261130".to_owned())
 }
 
 /// Fetches SmolLM2 for the tests that compute with it, by starting a worker whose standard input has ended already. Where

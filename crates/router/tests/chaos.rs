@@ -498,3 +498,11 @@ fn all_is_seen() {
         assert!(paths.contains(path), "{path} is missing in {paths:?}");
     }
 }
+
+/// The only prefill worker had failed the turns, and a policy that prefills nowhere else waited for another until their
+/// patience was over.
+#[test]
+fn a_turn_goes_back_to_the_only_worker_of_a_kind_that_failed_it() {
+    let roles = [Role::Prefill, Role::Both, Role::Decode];
+    run(6_670_735_896_129_080_340, "peer-sglang", &roles, 144);
+}

@@ -131,6 +131,15 @@ pub struct Choice {
     pub reason: String,
 }
 
+impl Choice {
+    /// Whether waiting helps none of what was considered: no plan, no pause, and every denial is for good.
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
+        let lasting = |plan: &Considered| plan.denied.is_some_and(Denied::is_lasting);
+        self.plan.is_none() && self.pause.is_none() && self.considered.iter().all(lasting)
+    }
+}
+
 /// A plan that was considered.
 #[derive(Clone, Copy, Debug)]
 pub struct Considered {

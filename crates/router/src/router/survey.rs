@@ -17,8 +17,7 @@ const PREFIX_TOKENS: u32 = 256;
 
 impl Router {
     /// The board and the turn of a request that waits.
-    pub(super) fn survey(&mut self, id: RequestId) -> (Board, TurnView) {
-        self.forgive(id);
+    pub(super) fn survey(&self, id: RequestId) -> (Board, TurnView) {
         let request = &self.requests[&id];
         let session = self
             .sessions
@@ -58,27 +57,6 @@ impl Router {
             },
             turn,
         )
-    }
-
-    /// Where every worker that could serve a request now has failed it, none is avoided any more.
-    fn forgive(&mut self, id: RequestId) {
-        let request = &self.requests[&id];
-        let needed = self.needed_tokens(request.prompt.tokens, request.max_output_tokens);
-        let able = |worker: &&Worker| {
-            worker.info.role.decodes() && worker.is_alive() && needed <= u64::from(worker.context_limit())
-        };
-        if self
-            .fleet
-            .iter()
-            .filter(able)
-            .all(|worker| request.avoid.contains(&worker.info.id))
-        {
-            self.requests
-                .get_mut(&id)
-                .expect("it was looked up above")
-                .avoid
-                .clear();
-        }
     }
 
     fn view(&self, worker: &Worker, request: &Request, held: Held, new_family: bool) -> WorkerView {

@@ -171,9 +171,10 @@ impl Router {
             self.reject(id, error);
             return;
         }
-        let (board, turn) = self.survey(id);
-        let choice = self.policy.choose(&board, &turn);
-        let choice = self.sourced(id, choice, &board, &turn);
+        let (mut board, mut choice) = self.consider(id);
+        if choice.is_stuck() && self.forgive(id) {
+            (board, choice) = self.consider(id);
+        }
         if let Some(plan) = choice.plan {
             self.place(id, plan, &choice, &board);
             return;
@@ -191,6 +192,21 @@ impl Router {
             self.timers.set(Timer::Request(id), again);
         }
         self.history.waits(id, &choice.reason);
+    }
+
+    /// What the policy makes of the board as it is now.
+    fn consider(&mut self, id: RequestId) -> (Board, Choice) {
+        let (board, turn) = self.survey(id);
+        let choice = self.policy.choose(&board, &turn);
+        let choice = self.sourced(id, choice, &board, &turn);
+        (board, choice)
+    }
+
+    /// Avoids nobody any more; whether there was anybody. To avoid those who failed a request is right while there are
+    /// others; it must not keep it from the only prefill worker until its patience is over.
+    fn forgive(&mut self, id: RequestId) -> bool {
+        let request = self.requests.get_mut(&id).expect("only a living request is planned");
+        !std::mem::take(&mut request.avoid).is_empty()
     }
 
     /// Books a plan, tells it, and starts it: the one place where a request leaves the queue for workers.
