@@ -10,5 +10,6 @@ mod messages;
 mod proxy;
 mod responses;
 mod sessions;
+mod sglang_double;
 mod support;
 mod workers;
