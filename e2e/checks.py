@@ -1,4 +1,4 @@
-"""What is checked, one function each, in the order in which they run: the last ones kill engines.
+"""What is checked of the paths that a turn can take, one function each; the last one kills an engine.
 
 A check gets the cluster and `row(what, holds, found)`. Sessions and prompts are its own, so that any can run alone.
 """
@@ -148,9 +148,12 @@ def long_session(cluster, row):
         paths[turn.path] = paths.get(turn.path, 0) + 1
         if turn.path == "append" and turn.cached != turn.expected:
             differences.append((index, turn.expected, turn.cached, turn.request))
+    logged = [turn for turn in cluster.router.turns() if turn["session"] == session.name]
     row("prompt at the end", len(turn.prompt) > 11_500, len(turn.prompt))
     row("all later turns are appended", paths == {"seed": 1, "append": turns - 1}, paths)
     row("cached tokens as expected on 95%", len(differences) * 20 <= turns, f"{turns - len(differences)} of {turns} {differences}")
+    explained = [turn["request"] for turn in logged if "cached_difference" in turn]
+    row("each difference is explained in the log", {entry[3] for entry in differences} <= set(explained), explained)
     row("the last tokens equal one vLLM's, cold", turn.tokens == session.alone(turn), turn.tokens[:6])
 
 
@@ -304,16 +307,3 @@ def killed(cluster, row):
     used = [Session(cluster, f"back-{index}").turn(900, 4) for index in range(6)]
     back = [turn for turn in used if turn.worker == victim]
     row("it is used again, and pulls", bool(back) and back[0].took[victim]["external_kv_transfer"] == 900, [turn.worker for turn in used])
-
-
-ALL = [
-    ("seed", seed),
-    ("append", append),
-    ("heavy", heavy),
-    ("reseed", reseed),
-    ("chat", chat),
-    ("gaps", gaps),
-    ("migrate", migrate),
-    ("long", long_session),
-    ("killed", killed),
-]

@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,13 @@ START_TIMEOUT_S = 600
 ANSWER_TIMEOUT_S = 300
 BLOCK_SIZE = 32
 MODEL = "m"
+# Coding agents open with system prompt and tools of 10,000 tokens and more.
+CONTEXT = 32768
+
+# A field of a log line.
+FIELD = re.compile(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
+# What the line of a turn has.
+TURN = ": turn request="
 
 # What an engine's metrics say of its prompts' tokens, by where their KV came from.
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
@@ -105,12 +113,17 @@ class Process:
             pass
         self.process.wait()
 
+    def tell_to_end(self):
+        """Asks the group to end, and does not wait."""
+        if self.is_running():
+            os.killpg(self.process.pid, signal.SIGTERM)
+
     def stop(self):
         """Ends the group, kindly first."""
         if not self.is_running():
             self.kill()
             return
-        os.killpg(self.process.pid, signal.SIGTERM)
+        self.tell_to_end()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -136,10 +149,10 @@ class Process:
 
 
 class Engine(Process):
-    """A vLLM on CPU, with NIXL over loopback and KV events."""
+    """A vLLM on CPU, with NIXL over loopback and, where they have a socket, KV events."""
 
-    def __init__(self, lab, name, port, events, replay):
-        self.port, self.events, self.replay = port, events, replay
+    def __init__(self, lab, name, port, events=None, replay=None, model=MODEL, options=()):
+        self.port, self.events, self.replay, self.model = port, events, replay, model
         self.url = f"http://127.0.0.1:{port}"
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
         publisher = {
@@ -151,11 +164,15 @@ class Engine(Process):
         }
         # Not the `vllm` script: it looks for a distribution of another name.
         command = [lab.python, "-m", "vllm.entrypoints.openai.api_server", "--model", lab.model]
-        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", "16384", "--block-size", str(BLOCK_SIZE)]
+        command += ["--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", str(CONTEXT), "--block-size", str(BLOCK_SIZE)]
         command += ["--enable-prompt-tokens-details", "--prefix-caching-hash-algo", "sha256_cbor"]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-        command += ["--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(publisher)]
+        # A random model that may write any white space inside of JSON writes nothing else.
+        command += ["--structured-outputs-config", json.dumps({"disable_any_whitespace": True, "backend": "xgrammar"})]
+        command += ["--kv-transfer-config", json.dumps(transfer), *options]
+        if events is not None:
+            command += ["--kv-events-config", json.dumps(publisher)]
         super().__init__(name, command, lab.folder / f"{name}.log", self.variables(port + 1000))
 
     @staticmethod
@@ -173,6 +190,8 @@ class Engine(Process):
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "VLLM_HOST_IP": "127.0.0.1",
+            # A call that is asked for by name follows its schema, whether or not the tool says `strict`.
+            "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
             # `/reset_prefix_cache` is a page for developers.
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
@@ -232,12 +251,17 @@ def greedy(prompt, max_tokens):
 class Router(Process):
     """`homing serve` before the engines."""
 
-    def __init__(self, lab, homing, port, config):
+    def __init__(self, lab, homing, port, config, name="router"):
         self.url = f"http://127.0.0.1:{port}"
-        path = lab.folder / "router.toml"
-        path.write_text(config)
-        environment = {**os.environ, "RUST_LOG": os.environ.get("RUST_LOG", "info,homing_gateway=debug"), "NO_COLOR": "1"}
-        super().__init__("router", [homing, "serve", "--config", str(path)], lab.folder / "router.log", environment)
+        self.config = lab.folder / f"{name}.toml"
+        self.configure(config)
+        level = os.environ.get("HOMING_LOG", "info,homing_gateway=debug")
+        environment = {**os.environ, "HOMING_LOG": level, "NO_COLOR": "1"}
+        super().__init__(name, [homing, "serve", "--config", str(self.config)], lab.folder / f"{name}.log", environment)
+
+    def configure(self, config):
+        """Writes what it reads when it starts."""
+        self.config.write_text(config)
 
     def ready(self):
         self.wait_for(f"{self.url}/ready", 60)
@@ -257,6 +281,12 @@ class Router(Process):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"waited in vain for: {what}; workers: {json.dumps(workers)}")
             time.sleep(0.2)
+
+    def turns(self):
+        """The turns that have ended, as its log has them: fields by name."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        fields = (FIELD.findall(line) for line in lines if TURN in line)
+        return [{name: quoted or bare for name, quoted, bare in found} for found in fields]
 
     def sample(self, name):
         """One sample of its metrics, by name and labels."""

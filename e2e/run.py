@@ -17,11 +17,33 @@ import random
 import sys
 import time
 
+import agents
 import checks
+import clients
+import joins
 from engines import BLOCK_SIZE, Engine, Lab, Router, end_on_signals
 from gap import Relay
 
 PORT = 21000
+
+# In the order in which they run: the last ones kill and stop engines. With an agent, its name: it may not be installed.
+CHECKS = [
+    ("seed", checks.seed, None),
+    ("append", checks.append, None),
+    ("heavy", checks.heavy, None),
+    ("reseed", checks.reseed, None),
+    ("chat", checks.chat, None),
+    ("gaps", checks.gaps, None),
+    ("migrate", checks.migrate, None),
+    ("long", checks.long_session, None),
+    ("openai", clients.openai_package, None),
+    ("anthropic", clients.anthropic_package, None),
+    ("bench", clients.bench_serve, None),
+    ("mini-swe", agents.mini_swe_agent, "mini-swe-agent"),
+    ("claude", agents.claude_code, "claude-code"),
+    ("killed", checks.killed, None),
+    ("joins", joins.joins, None),
+]
 
 
 def configuration(lab, engines):
@@ -52,6 +74,7 @@ class Cluster:
     """What the checks work with."""
 
     def __init__(self, lab, homing):
+        self.homing, self.port = homing, PORT
         ipc = lambda name: f"ipc://{lab.folder}/{name}"
         self.lab = lab
         self.engines = {
@@ -77,11 +100,13 @@ class Cluster:
         print(f"three engines and the router are ready after {time.monotonic() - started:.0f} s", flush=True)
 
     def stop(self):
-        self.router.stop()
+        # All are told to end before any is waited for.
+        for process in (self.router, *self.engines.values()):
+            process.tell_to_end()
         if self.relay is not None:
             self.relay.stop()
-        for engine in self.engines.values():
-            engine.stop()
+        for process in (self.router, *self.engines.values()):
+            process.stop()
 
     def tokens(self, count):
         """Random token ids that are neither special nor bytes."""
@@ -89,7 +114,7 @@ class Cluster:
 
 
 class Report:
-    """A row for each thing that was checked."""
+    """A row for each thing that was checked, or left out."""
 
     def __init__(self):
         self.rows = []
@@ -98,13 +123,18 @@ class Report:
         self.rows.append({"check": check, "what": what, "holds": bool(holds), "found": str(found)})
         print(f"{'ok  ' if holds else 'FAIL'} {check:<10} {what}: {found}", flush=True)
 
+    def leave_out(self, check, why):
+        self.rows.append({"check": check, "what": "LEFT OUT", "holds": None, "found": why})
+        print(f"---- {check:<10} LEFT OUT: {why}", flush=True)
+
     def failed(self):
-        return [row for row in self.rows if not row["holds"]]
+        return [row for row in self.rows if row["holds"] is False]
 
     def table(self):
         width = {key: max([len(key)] + [len(row[key]) for row in self.rows]) for key in ("check", "what")}
         line = "{:<4} {:<%d} {:<%d} {}" % (width["check"], width["what"])
-        rows = [line.format("ok" if row["holds"] else "FAIL", row["check"], row["what"], row["found"]) for row in self.rows]
+        marks = {True: "ok", False: "FAIL", None: "----"}
+        rows = [line.format(marks[row["holds"]], row["check"], row["what"], row["found"]) for row in self.rows]
         return "\n".join([line.format("", "check", "what", "found"), *rows])
 
 
@@ -122,8 +152,11 @@ def main():
     cluster, report = Cluster(lab, arguments.homing), Report()
     try:
         cluster.start()
-        for name, check in checks.ALL:
+        for name, check, agent in CHECKS:
             if arguments.only and name not in arguments.only.split(","):
+                continue
+            if agent is not None and not (lab.home / "agents" / f"{agent}.installed").exists():
+                report.leave_out(name, f"{agent} could not be installed")
                 continue
             started = time.monotonic()
             try:

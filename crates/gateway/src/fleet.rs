@@ -11,12 +11,14 @@ use homing_router::event::{Role, WorkerInfo};
 use homing_units::WorkerId;
 use homing_wire::openai::{ApiError, ModelCard};
 use http::{HeaderName, HeaderValue};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// All engines of the configuration, by id.
 pub(crate) struct Fleet {
     members: Vec<Member>,
+    /// Held while an engine is compared with its peers and taken: of two that do not fit each other one joins.
+    joining: Mutex<()>,
 }
 
 /// One engine.
@@ -28,6 +30,8 @@ pub(crate) struct Member {
     pub(crate) spec: WorkerSpec,
     known: ArcSwapOption<Known>,
     reachable: AtomicBool,
+    /// Why it could not join when it was last tried.
+    problem: ArcSwapOption<String>,
 }
 
 /// What an engine said of itself when it joined.
@@ -42,14 +46,14 @@ pub(crate) struct Known {
 
 impl Known {
     /// Whether it serves a model that a peer serves: engines of one fleet answer for each other.
-    pub(crate) fn serves_what(&self, peer: &Self) -> bool {
+    fn serves_what(&self, peer: &Self) -> bool {
         self.models
             .iter()
             .any(|model| peer.models.iter().any(|of_peer| of_peer.id == model.id))
     }
 
     /// What it serves, for a message.
-    pub(crate) fn model_names(&self) -> String {
+    fn model_names(&self) -> String {
         let names: Vec<&str> = self.models.iter().map(|model| model.id.as_str()).collect();
         names.join("`, `")
     }
@@ -69,7 +73,35 @@ impl Fleet {
             .zip(specs)
             .map(|(id, spec)| Member::new(WorkerId(id), spec, &mut counts))
             .collect();
-        Self { members }
+        Self {
+            members,
+            joining: Mutex::new(()),
+        }
+    }
+
+    /// Takes an engine in, or a new life of it, where it serves what its peers serve.
+    ///
+    /// # Errors
+    /// It serves nothing that a peer serves, which could not answer for it: what is expected, for the log.
+    pub(crate) fn admit(&self, worker: WorkerId, known: &Known) -> Result<(), String> {
+        let _alone = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
+        let peers = self
+            .members
+            .iter()
+            .filter(|peer| peer.id != worker && peer.is_reachable());
+        if let Some(peer) = peers.filter_map(Member::known).find(|peer| !known.serves_what(peer)) {
+            return Err(format!(
+                "refused: expected one of the models that {} serves, `{}`, found `{}`",
+                peer.info.name,
+                peer.model_names(),
+                known.model_names()
+            ));
+        }
+        if let Some(member) = self.member(worker) {
+            member.set_known(known.clone());
+            member.set_reachable(true);
+        }
+        Ok(())
     }
 
     pub(crate) fn members(&self) -> &[Member] {
@@ -110,6 +142,12 @@ impl Fleet {
             || self
                 .member(worker)
                 .is_some_and(|member| member.spec.kind == EngineKind::Homing)
+    }
+
+    /// Whether a worker tells by events what it holds.
+    pub(crate) fn tells_its_cache(&self, worker: WorkerId) -> bool {
+        let known = self.member(worker).and_then(Member::known);
+        known.is_some_and(|known| known.info.kv_events)
     }
 
     /// The workers that answered their last probe.
@@ -182,6 +220,7 @@ impl Member {
             spec: spec.clone(),
             known: ArcSwapOption::empty(),
             reachable: AtomicBool::new(false),
+            problem: ArcSwapOption::empty(),
         }
     }
 
@@ -191,6 +230,14 @@ impl Member {
 
     pub(crate) fn known(&self) -> Option<Arc<Known>> {
         self.known.load_full()
+    }
+
+    pub(crate) fn problem(&self) -> Option<Arc<String>> {
+        self.problem.load_full()
+    }
+
+    pub(crate) fn set_problem(&self, problem: String) {
+        self.problem.store(Some(Arc::new(problem)));
     }
 
     pub(crate) fn set_known(&self, known: Known) {

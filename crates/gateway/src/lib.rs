@@ -3,11 +3,14 @@
 //! The core decides, the shell carries out. One task owns the core ([`homing_router::Router`]); every request, every
 //! engine and every page is a task of its own that talks to it by messages. See the README for a map.
 
+#[doc(hidden)]
+pub mod bench;
 mod clock;
 mod config;
 mod core_task;
 mod engine;
 mod error;
+mod expectation;
 mod fleet;
 mod gateway;
 mod prefix;

@@ -318,6 +318,8 @@ enum Standing<'a> {
         id: WorkerId,
         name: &'a str,
         state: &'static str,
+        /// Why it could not join so far: it does not answer, or is refused.
+        problem: Option<Arc<String>>,
     },
 }
 
@@ -327,6 +329,7 @@ impl<'a> Entry<'a> {
             id: member.id,
             name: &member.name,
             state: "joining",
+            problem: member.problem(),
         };
         let status = joined.iter().find(|worker| worker.id == member.id);
         Self {

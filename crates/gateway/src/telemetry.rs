@@ -5,6 +5,7 @@
 
 use crate::core_task::Summary;
 use crate::error::path_name;
+use crate::expectation::Losses;
 use crate::fleet::Fleet;
 use crate::turn_log::TurnLog;
 use homing_router::action::WorkerState;
@@ -78,6 +79,7 @@ pub(crate) struct Telemetry {
     kv_gaps: Family<WorkerLabel, Counter>,
     kv_resyncs: Family<WorkerLabel, Counter>,
     kv_unmapped: Family<WorkerLabel, Counter>,
+    kv_removals: Family<WorkerLabel, Counter>,
     queued: Gauge,
     in_flight: Gauge,
     sessions: Gauge,
@@ -110,6 +112,7 @@ impl Telemetry {
             kv_gaps: Family::default(),
             kv_resyncs: Family::default(),
             kv_unmapped: Family::default(),
+            kv_removals: Family::default(),
             queued: Gauge::default(),
             in_flight: Gauge::default(),
             sessions: Gauge::default(),
@@ -175,6 +178,11 @@ impl Telemetry {
             "Stored blocks without a known parent",
             self.kv_unmapped.clone(),
         );
+        registry.register(
+            "kv_removals",
+            "Events by which workers said that they dropped blocks",
+            self.kv_removals.clone(),
+        );
         registry.register("queued_requests", "Requests that wait for a place", self.queued.clone());
         registry.register("sessions", "Sessions that are remembered", self.sessions.clone());
         registry.register("in_flight_requests", "Requests under way", self.in_flight.clone());
@@ -235,11 +243,22 @@ impl Telemetry {
         }
     }
 
-    /// A batch of KV events came; so many of its blocks could not be mapped.
-    pub(crate) fn kv_batch(&self, worker: WorkerId, unmapped: u64) {
+    /// A batch of KV events came; so many of its blocks could not be mapped, and so many of
+    /// its events say that the worker dropped some.
+    pub(crate) fn kv_batch(&self, worker: WorkerId, unmapped: u64, removals: u64) {
         let label = self.label(worker);
         self.kv_batches.get_or_create(&label).inc();
         self.kv_unmapped.get_or_create(&label).inc_by(unmapped);
+        self.kv_removals.get_or_create(&label).inc_by(removals);
+    }
+
+    /// What a worker's events have told of losses so far.
+    pub(crate) fn kv_losses(&self, worker: WorkerId) -> Losses {
+        let label = self.label(worker);
+        Losses {
+            removals: self.kv_removals.get_or_create(&label).get(),
+            gaps: self.kv_gaps.get_or_create(&label).get(),
+        }
     }
 
     /// A worker's KV events skipped a number.

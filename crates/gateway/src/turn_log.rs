@@ -26,6 +26,11 @@ pub struct TurnLog {
     pub prefill_worker: Option<String>,
     /// Prompt tokens found in the decode worker's cache as it reported, else as expected.
     pub cached_tokens: u32,
+    /// Prompt tokens that the router expected there when it planned the turn.
+    pub expected_cached_tokens: u32,
+    /// Why the worker found more or fewer, where it did: `events_behind`, `evicted`, `events_lost`, `predicted` or
+    /// `last_token`.
+    pub cached_difference: Option<&'static str>,
     /// Prompt length in tokens.
     pub prompt_tokens: u32,
     /// Tokens that reached the client, as far as the engine says them.

@@ -89,6 +89,42 @@ fn what_codex_sends_is_translated() {
 }
 
 #[test]
+fn tools_in_namespaces_have_one_name_in_chat_and_two_in_the_answer() {
+    let tools = r#""tools":[{"type":"namespace","name":"agents","description":"d","tools":[
+        {"type":"function","name":"spawn","description":"s","strict":false,"parameters":{"type":"object"}},
+        {"type":"custom","name":"note"}]}]"#;
+    let text = format!(
+        r#"{tools},"input":[{{"role":"user","content":"hi"}},
+        {{"type":"function_call","call_id":"c1","namespace":"agents","name":"spawn","arguments":"{{}}"}},
+        {{"type":"function_call_output","call_id":"c1","output":"done"}}]"#
+    );
+    check(
+        &text,
+        r#""messages":[{"role":"user","content":"hi"},
+            {"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"agents__spawn","arguments":"{}"}}]},
+            {"role":"tool","tool_call_id":"c1","content":"done"}],
+           "tools":[{"type":"function","function":{"name":"agents__spawn","description":"s","strict":false,"parameters":{"type":"object"}}},
+                    {"type":"function","function":{"name":"agents__note",
+                        "parameters":{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}}}]"#,
+    );
+    let (_, echo) = to_chat(&body(&format!(r#"{{"model":"m",{text}}}"#))).expect("a request");
+    let mut stream = ResponseStream::new("1", "m", 7, echo);
+    for json in [
+        tool(0, Some(("c2", "agents__spawn")), ""),
+        tool(0, None, "{}"),
+        tool(1, Some(("c3", "agents__note")), r#"{"input":"x"}"#),
+    ] {
+        stream.take(&chunk(&json)).expect("chunks that make sense");
+    }
+    drop(stream.finish());
+    let whole: Value = serde_json::from_slice(&stream.whole()).expect("JSON");
+    let call = json!({"id": "fc_1_0", "type": "function_call", "call_id": "c2", "namespace": "agents", "name": "spawn", "arguments": "{}", "status": "completed"});
+    let note = json!({"id": "ctc_1_1", "type": "custom_tool_call", "call_id": "c3", "namespace": "agents", "name": "note", "input": "x", "status": "completed"});
+    assert_eq!(whole["output"], json!([call, note]));
+    assert_eq!(whole["tools"][0]["type"], "namespace", "repeated as it was sent");
+}
+
+#[test]
 fn parameters_are_renamed_dropped_or_passed_on() {
     check(
         r#""input":"hi","max_output_tokens":7,"temperature":0,"top_p":0.5,"metadata":{"a":"b"},"truncation":"disabled","previous_response_id":null,
@@ -131,6 +167,11 @@ fn what_cannot_be_translated_is_named() {
     also(r#""include":["message.output_text.logprobs"]"#, "include");
     also(r#""tools":[{"type":"file_search"}]"#, "tools[0].type");
     also(r#""tools":[{"type":"function"}]"#, "tools[0].name");
+    also(r#""tools":[{"type":"namespace","name":"n"}]"#, "tools[0].tools");
+    also(
+        r#""tools":[{"type":"namespace","name":"n","tools":[{"type":"file_search"}]}]"#,
+        "tools[0].tools[0].type",
+    );
     also(
         r#""tools":[{"type":"function","name":"f"},{"type":"web_search"}],"tool_choice":{"type":"web_search"}"#,
         "tool_choice.type",

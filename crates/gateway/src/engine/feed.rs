@@ -12,7 +12,7 @@ use crate::fleet::KvEndpoints;
 use crate::telemetry::Telemetry;
 use bytes::Bytes;
 use futures::StreamExt;
-use homing_router::event::{Event, KvBatch};
+use homing_router::event::{Event, KvBatch, KvUpdate};
 use homing_units::{BootEpoch, WorkerId};
 use homing_wire::kv_events::{EventBatch, Frame, Replay};
 use std::sync::Arc;
@@ -206,7 +206,10 @@ impl Feed {
         };
         let before = self.mapping.unmapped();
         let updates = self.mapping.translate(&events);
-        self.telemetry.kv_batch(self.worker, self.mapping.unmapped() - before);
+        let removes = |update: &&KvUpdate| matches!(update, KvUpdate::Removed { .. } | KvUpdate::Cleared);
+        let removals = updates.iter().filter(removes).count() as u64;
+        self.telemetry
+            .kv_batch(self.worker, self.mapping.unmapped() - before, removals);
         self.next = self.next.max(sequence + 1);
         let batch = KvBatch {
             worker: self.worker,
@@ -254,7 +257,6 @@ mod tests {
     use crate::core_task::Message;
     use crate::fleet::Fleet;
     use homing_kv::hash_blocks;
-    use homing_router::event::KvUpdate;
     use homing_wire::kv_events::{BlockStored, CacheEvent};
     use std::sync::Mutex;
     use zeromq::{PubSocket, RouterSocket};

@@ -100,6 +100,7 @@ impl Watch {
             match self.discover(self.clocks.poll_timeout).await {
                 Ok(known) => return known,
                 Err(error) => {
+                    self.member().set_problem(error.clone());
                     self.missed(
                         &mut missing,
                         &error,
@@ -119,20 +120,8 @@ impl Watch {
         if known.info.epoch == BootEpoch::default() {
             known.info.epoch = self.doubt.epoch();
         }
-        let peers = self
-            .fleet
-            .members()
-            .iter()
-            .filter(|peer| peer.id != member.id && peer.is_reachable());
-        match peers.filter_map(Member::known).find(|peer| !known.serves_what(peer)) {
-            Some(peer) => Err(format!(
-                "refused: expected one of the models that {} serves, `{}`, found `{}`",
-                peer.info.name,
-                peer.model_names(),
-                known.model_names()
-            )),
-            None => Ok(known),
-        }
+        self.fleet.admit(member.id, &known)?;
+        Ok(known)
     }
 
     /// Says at the first miss of a row what is wrong, and is silent about the others.
@@ -147,8 +136,6 @@ impl Watch {
 
     async fn join(&self, known: &Known) {
         let member = self.member();
-        member.set_known(known.clone());
-        member.set_reachable(true);
         tracing::info!(worker = member.name, role = ?known.info.role, kv_tokens = known.info.kv_tokens, "a worker joined");
         self.core.tell(Event::WorkerJoined(known.info.clone())).await;
     }
@@ -192,9 +179,7 @@ impl Watch {
         let mut same_life = found.info.clone();
         same_life.epoch = known.info.epoch;
         tracing::info!(worker = self.member().name, epoch = %found.info.epoch, "a worker has a new life");
-        if same_life == known.info {
-            self.member().set_known(found.clone());
-        } else {
+        if same_life != known.info {
             self.join(found).await;
         }
     }

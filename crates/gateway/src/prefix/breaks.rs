@@ -151,6 +151,7 @@ fn common_length<T: PartialEq>(one: &[T], other: &[T]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prefix::outline::elements;
     use homing_wire::openai::Body;
     use serde_json::{Value, json};
 
@@ -159,7 +160,8 @@ mod tests {
     /// Each character of the rendered conversation is a token.
     fn fresh(tools: &Value, messages: &Value) -> (Fresh, Prompt) {
         let body = json!({"tools": tools, "messages": messages}).to_string();
-        let fresh = Fresh::of_chat(&Body::parse(&body.into()).unwrap());
+        let body = Body::parse(&body.into()).unwrap();
+        let fresh = Fresh::of_chat(&body, &elements(body.get("messages")));
         let rendered = format!("{tools}{messages}");
         let tokens: Vec<u32> = rendered.trim_end_matches(']').chars().map(u32::from).collect();
         (fresh, Prompt::of_tokens(&tokens, BLOCK))

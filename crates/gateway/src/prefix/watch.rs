@@ -233,12 +233,14 @@ fn is_without_system(outline: &Outline) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prefix::outline::elements;
     use homing_wire::openai::Body;
     use serde_json::{Value, json};
 
     fn fresh(messages: &Value) -> (Fresh, Prompt) {
         let body = json!({"messages": messages, "tools": [{"name": "t"}]}).to_string();
-        let fresh = Fresh::of_chat(&Body::parse(&body.into()).unwrap());
+        let body = Body::parse(&body.into()).unwrap();
+        let fresh = Fresh::of_chat(&body, &elements(body.get("messages")));
         let rendered = messages.to_string();
         let tokens: Vec<u32> = rendered.trim_end_matches(']').chars().map(u32::from).collect();
         (fresh, Prompt::of_tokens(&tokens, 4))

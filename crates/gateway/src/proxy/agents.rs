@@ -17,6 +17,8 @@
 use homing_wire::openai::Body;
 use http::HeaderMap;
 use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::collections::HashMap;
 
 /// Longest name of a session, in characters.
 pub(super) const NAME_MAX: usize = 128;
@@ -208,10 +210,10 @@ fn system_start(body: &Body) -> Option<String> {
     if let Some(system) = body.get("system").or_else(|| body.get("instructions")) {
         return text(system);
     }
-    let messages: Vec<&serde_json::value::RawValue> = serde_json::from_slice(body.get("messages")?).ok()?;
-    let first: std::collections::HashMap<String, &serde_json::value::RawValue> =
-        serde_json::from_str(messages.first()?.get()).ok()?;
-    text(first.get("content")?.get().as_bytes())
+    // Only the first message is read: a history may be long.
+    let list = body.get("messages")?.strip_prefix(b"[")?;
+    let mut messages = serde_json::Deserializer::from_slice(list).into_iter::<HashMap<String, &RawValue>>();
+    text(messages.next()?.ok()?.get("content")?.get().as_bytes())
 }
 
 #[cfg(test)]

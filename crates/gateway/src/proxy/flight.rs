@@ -17,6 +17,7 @@ use super::transcript::Transcript;
 use super::voice::Voice;
 use crate::core_task::Command;
 use crate::error::Rejection;
+use crate::expectation::Expectation;
 use crate::prefix::breaks::Break;
 use crate::shell::Shell;
 use crate::turn_log::TurnLog;
@@ -42,6 +43,8 @@ pub(crate) struct Flight {
     /// The last refusal of an engine, to be passed on where the core ends the request with it.
     refusal: Option<Answer>,
     first_token: Option<Instant>,
+    /// What was expected of the decode worker's cache.
+    expectation: Option<Expectation>,
     reported_cached_tokens: Option<u32>,
     output_tokens: u32,
     /// Where the prompt broke its session's prefix, if it did.
@@ -111,6 +114,7 @@ impl Flight {
             transcript,
             refusal: None,
             first_token: None,
+            expectation: None,
             reported_cached_tokens: None,
             output_tokens: 0,
             prefix_break: None,
@@ -163,6 +167,7 @@ impl Flight {
             Command::Decided(decision) => {
                 self.voice.expect(decision.expected_cached_tokens);
                 self.watch_prefix(&decision);
+                self.expect_cached(&decision);
                 self.decision = Some(decision);
             }
             Command::Dispatch(dispatch) => self.dispatch(dispatch).await,

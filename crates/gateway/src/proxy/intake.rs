@@ -72,8 +72,15 @@ pub(crate) struct TurnRequest {
     headers: HeaderMap,
 }
 
+/// Where a request's bytes come from, and what is done to them.
+pub(crate) struct Source<'a> {
+    pub(crate) dialect: Dialect,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) canonical: Option<&'a Canonical>,
+}
+
 /// What is known of a request before its tokens are.
-struct Parsed {
+pub(crate) struct Parsed {
     body: Body,
     original: Option<Body>,
     fresh: Fresh,
@@ -94,11 +101,52 @@ struct Tokenised {
 
 /// What turns tokens into a prompt.
 #[derive(Clone)]
-struct Comparison {
-    block_size: u32,
-    tails: Arc<Tails>,
+pub(crate) struct Comparison {
+    pub(crate) block_size: u32,
+    pub(crate) tails: Arc<Tails>,
     /// Tokens at a prompt's end that only open the answer, at most.
-    opening: usize,
+    pub(crate) opening: usize,
+}
+
+impl Comparison {
+    pub(crate) const fn new(endpoint: Endpoint, block_size: u32, tails: Arc<Tails>) -> Self {
+        Self {
+            block_size,
+            tails,
+            opening: match endpoint {
+                Endpoint::Chat => OPENING_TOKENS,
+                Endpoint::Completions => 0,
+            },
+        }
+    }
+}
+
+impl Parsed {
+    /// All that is done to a request's bytes before the core hears of it, where the router has the model's vocabulary.
+    ///
+    /// # Errors
+    /// The request is malformed, or cannot be rendered.
+    pub(crate) fn of_bytes(
+        source: &Source<'_>,
+        bytes: &Bytes,
+        words: Option<&Words>,
+        comparison: &Comparison,
+    ) -> Result<Self, ApiError> {
+        let received = read_body(source, bytes)?;
+        parse(source.dialect, received, words, comparison)
+    }
+
+    /// The turn as the core sees it; `None` where an engine has to tokenise it first.
+    pub(crate) fn turn(&self, request: RequestId) -> Option<Turn> {
+        let tokenised = self.tokenised.as_ref()?;
+        Some(Turn {
+            request,
+            session: self.session.hint,
+            prompt: tokenised.prompt.clone(),
+            compared: Some(tokenised.compared),
+            max_output_tokens: self.params.max_tokens.unwrap_or(COMPLETION_TOKENS),
+        })
+    }
 }
 
 impl Tokenised {
@@ -133,20 +181,17 @@ impl TurnRequest {
         let received = shell.clock.now();
         let (tokeniser, block_size) = (&shell.tokeniser, shell.block_size);
         let words = tokeniser.words();
-        let comparison = Comparison {
-            block_size,
-            tails: tokeniser.tails(),
-            opening: match endpoint {
-                Endpoint::Chat => OPENING_TOKENS,
-                Endpoint::Completions => 0,
-            },
-        };
+        let comparison = Comparison::new(endpoint, block_size, tokeniser.tails());
         let compared_by = comparison.clone();
         let legs = forwarded(&headers);
         let canonical = shell.canonical.clone();
         let parse = move || {
-            let body = read_body(dialect, &headers, &bytes, canonical.as_deref())?;
-            parse(dialect, body, words.as_deref(), &compared_by)
+            let of = Source {
+                dialect,
+                headers: &headers,
+                canonical: canonical.as_deref(),
+            };
+            Parsed::of_bytes(&of, &bytes, words.as_deref(), &compared_by)
         };
         let Parsed {
             body,
@@ -280,12 +325,12 @@ struct Received {
     session: SessionName,
 }
 
-fn read_body(
-    dialect: Dialect,
-    headers: &HeaderMap,
-    bytes: &Bytes,
-    canonical: Option<&Canonical>,
-) -> Result<Received, ApiError> {
+fn read_body(source: &Source<'_>, bytes: &Bytes) -> Result<Received, ApiError> {
+    let Source {
+        dialect,
+        headers,
+        canonical,
+    } = *source;
     let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
     let session = session_of(headers, &body)?;
     let original = (dialect.is_translated() && canonical.is_none()).then(|| body.clone());
@@ -313,7 +358,7 @@ fn parse(
         echo,
         session,
     } = received;
-    let (params, text) = text_of(dialect.endpoint(), &body)?;
+    let (params, text, messages) = text_of(dialect.endpoint(), &body)?;
     let encoded = match (&text, words) {
         (Text::Tokens(tokens), _) => Some(EncodedPrompt::of_tokens(tokens.clone(), comparison.block_size)),
         (_, Some(words)) => Some(words.encode(&text)?),
@@ -321,7 +366,7 @@ fn parse(
     };
     let tokenised = encoded.map(|encoded| Tokenised::new(encoded, comparison)).transpose()?;
     Ok(Parsed {
-        fresh: Fresh::of_chat(&body),
+        fresh: Fresh::of_chat(&body, &messages),
         original: original.filter(|_| params.stream),
         body,
         echo,
@@ -332,11 +377,12 @@ fn parse(
     })
 }
 
-fn text_of(endpoint: Endpoint, body: &Body) -> Result<(GenerationParams, Text), ApiError> {
+/// The parameters, what is to be tokenised, and the messages of a conversation.
+fn text_of(endpoint: Endpoint, body: &Body) -> Result<(GenerationParams, Text, Vec<Bytes>), ApiError> {
     match endpoint {
         Endpoint::Chat => {
-            let request = ChatRequest::from_body(body)?;
-            Ok((request.params, Text::Chat(body.clone())))
+            let (params, messages) = ChatRequest::check(body)?;
+            Ok((params, Text::Chat(body.clone()), messages))
         }
         Endpoint::Completions => {
             let request = CompletionRequest::from_body(body)?;
@@ -347,7 +393,7 @@ fn text_of(endpoint: Endpoint, body: &Body) -> Result<(GenerationParams, Text), 
                     add_special_tokens: flag_or(body, "add_special_tokens", true)?,
                 },
             };
-            Ok((request.params, text))
+            Ok((request.params, text, Vec::new()))
         }
     }
 }

@@ -5,6 +5,7 @@
 mod agents;
 mod failures;
 mod inputs;
+mod joins;
 mod life;
 mod messages;
 mod proxy;

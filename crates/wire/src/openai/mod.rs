@@ -6,6 +6,7 @@
 
 mod body;
 pub(crate) mod chat_form;
+mod conversation;
 mod edit;
 mod error;
 mod models;

@@ -4,6 +4,7 @@
 //! that members which nobody here knows stay in the body for the engine. Whether the model exists and whether the
 //! prompt fits is for those who know the model.
 
+use super::conversation::{check_messages, without_content, without_role, wrong_content};
 use super::{ApiError, Body};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -159,6 +160,28 @@ impl ChatRequest {
     /// # Errors
     /// If a member is missing or wrong.
     pub fn from_body(body: &Body) -> Result<Self, ApiError> {
+        Ok(Self {
+            params: Self::params(body)?,
+            messages: messages(body)?,
+            tools: tools(body)?,
+            add_generation_prompt: body.read("add_generation_prompt", "true or false")?.unwrap_or(true),
+        })
+    }
+
+    /// The parameters of a request in form, and its messages as slices of it. The conversation is looked at where it lies and
+    /// not copied: a router renders it from the same bytes, and has no other use for it.
+    ///
+    /// # Errors
+    /// Those of [`from_body`](Self::from_body).
+    pub fn check(body: &Body) -> Result<(GenerationParams, Vec<Bytes>), ApiError> {
+        let params = Self::params(body)?;
+        let messages = check_messages(body)?;
+        tools(body)?;
+        body.read::<bool>("add_generation_prompt", "true or false")?;
+        Ok((params, messages))
+    }
+
+    fn params(body: &Body) -> Result<GenerationParams, ApiError> {
         let wanted = flag(body, "logprobs")?;
         let alternatives = ranged(body, "top_logprobs", 0, MAX_LOGPROBS)?;
         if alternatives.is_some() && !wanted {
@@ -167,12 +190,7 @@ impl ChatRequest {
                 "`top_logprobs` is given, expected `logprobs` to be true with it",
             ));
         }
-        Ok(Self {
-            params: GenerationParams::from_body(body, wanted.then(|| alternatives.unwrap_or(0)))?,
-            messages: messages(body)?,
-            tools: tools(body)?,
-            add_generation_prompt: body.read("add_generation_prompt", "true or false")?.unwrap_or(true),
-        })
+        GenerationParams::from_body(body, wanted.then(|| alternatives.unwrap_or(0)))
     }
 }
 
@@ -182,31 +200,17 @@ impl ChatMessage {
     /// # Errors
     /// If it is no object with a role, or its content is neither text, parts nor null.
     pub fn from_value(value: Value, index: usize) -> Result<Self, ApiError> {
-        let param = format!("messages[{index}]");
         let role = value
             .get("role")
             .and_then(Value::as_str)
             .filter(|role| !role.is_empty())
-            .ok_or_else(|| {
-                invalid(
-                    &param,
-                    format!("`{param}` has no `role`, expected a string such as `user`"),
-                )
-            })?;
+            .ok_or_else(|| without_role(index))?;
         let content = match value.get("content") {
             None | Some(Value::Null) => None,
-            Some(content) => Some(Content::deserialize(content).map_err(|_| {
-                invalid(
-                    &param,
-                    format!("`{param}.content` is wrong, expected a string or a list of parts"),
-                )
-            })?),
+            Some(content) => Some(Content::deserialize(content).map_err(|_| wrong_content(index))?),
         };
         if content.is_none() && role != "assistant" {
-            return Err(invalid(
-                &param,
-                format!("`{param}` of role `{role}` has no `content`, expected a string"),
-            ));
+            return Err(without_content(index, role));
         }
         Ok(Self {
             role: role.to_owned(),
@@ -295,7 +299,7 @@ impl GenerationParams {
     }
 }
 
-fn invalid(param: &str, message: impl Into<String>) -> ApiError {
+pub(super) fn invalid(param: &str, message: impl Into<String>) -> ApiError {
     ApiError::invalid(message).with_param(param)
 }
 

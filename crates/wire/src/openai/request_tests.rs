@@ -10,6 +10,13 @@ fn chat(text: &str) -> Result<ChatRequest, ApiError> {
     ChatRequest::parse(&Bytes::copy_from_slice(text.as_bytes()))
 }
 
+/// The same request with its conversation looked at where it lies.
+fn looked_at(text: &str) -> Result<GenerationParams, ApiError> {
+    let (params, messages) = ChatRequest::check(&Body::parse(&Bytes::copy_from_slice(text.as_bytes()))?)?;
+    assert!(messages.iter().all(|message| message.starts_with(b"{")), "{text}");
+    Ok(params)
+}
+
 /// A completion with these members beside a prompt.
 fn with(members: &str) -> Result<CompletionRequest, ApiError> {
     completion(&format!(r#"{{"prompt":[1,2],{members}}}"#))
@@ -158,12 +165,11 @@ fn wrong_prompts_are_told_what_was_expected() {
 
 #[test]
 fn conversations_are_checked() {
-    let good = chat(
-        r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
-        {"role":"assistant","content":null,"tool_calls":[]},{"role":"tool","content":"t","tool_call_id":"1"}],
-        "tools":[{"type":"function"}],"logprobs":true,"top_logprobs":2}"#,
-    )
-    .expect("a conversation with tools");
+    let text = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
+        {"role":"assistant","content":null,"tool_calls":[]},{"role":"x","role":"tool","content":"t","tool_call_id":"1"}],
+        "tools":[{"type":"function"}],"logprobs":true,"top_logprobs":2}"#;
+    let good = chat(text).expect("a conversation with tools");
+    assert_eq!(looked_at(text).as_ref(), Ok(&good.params));
     assert_eq!(
         good.messages[0].content.as_ref().map(|content| content.text()),
         Some(Ok("ab".to_owned()))
@@ -179,8 +185,23 @@ fn conversations_are_checked() {
             "{text}: {error}"
         );
         assert!(error.message.contains("expected"), "{text}: {error}");
+        assert_eq!(looked_at(text), Err(error), "looked at where it lies: {text}");
     };
     check(r#"{"messages":[]}"#, "messages");
+    check(r#"{"messages":null}"#, "messages");
+    check(r#"{"messages":[{"role":"","content":"x"}]}"#, "messages[0]");
+    check(r#"{"messages":[{"role":7,"content":"x"}]}"#, "messages[0]");
+    check(r#"{"messages":[{"role":"tool","content":null}]}"#, "messages[0]");
+    check(
+        r#"{"messages":[{"role":"user","content":[{"text":"a"}]}]}"#,
+        "messages[0]",
+    );
+    check(r#"{"messages":[{"role":"user","content":["a"]}]}"#, "messages[0]");
+    check(r#"{"messages":[{"role":"user","content":"a"}],"tools":[1]}"#, "tools");
+    check(
+        r#"{"messages":[{"role":"user","content":"a"}],"add_generation_prompt":1}"#,
+        "add_generation_prompt",
+    );
     check("{}", "messages");
     check(r#"{"messages":"hi"}"#, "messages");
     check(r#"{"messages":[1]}"#, "messages[0]");

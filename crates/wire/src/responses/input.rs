@@ -3,6 +3,7 @@
 //! What a model said and did in one turn is several items; it was one message, and is made one again, so that the prompt
 //! repeats what the model has in its cache.
 
+use super::tools::Spaced;
 use crate::openai::chat_form::{FormCall, FormContent, FormMessage};
 use crate::openai::node::is_string;
 use crate::openai::{ApiError, Node};
@@ -110,11 +111,12 @@ impl History {
     }
 
     fn call(&mut self, item: &Node, arguments: String) -> Result<(), ApiError> {
-        let call = FormCall::new(
-            item.need("call_id", "a string")?,
-            item.need("name", "a string")?,
-            arguments,
-        );
+        let name: String = item.need("name", "a string")?;
+        let name = match item.read::<String>("namespace", "a string")? {
+            Some(namespace) => Spaced::new(&namespace, &name).in_chat,
+            None => name,
+        };
+        let call = FormCall::new(item.need("call_id", "a string")?, name, arguments);
         self.turn().calls.push(call);
         Ok(())
     }

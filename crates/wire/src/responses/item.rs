@@ -20,6 +20,8 @@ pub(super) enum ItemKind {
         call: usize,
         call_id: String,
         name: String,
+        /// The namespace that the tool lies in.
+        namespace: Option<String>,
         /// Whether the tool takes free text.
         is_custom: bool,
     },
@@ -28,6 +30,18 @@ pub(super) enum ItemKind {
 impl Item {
     /// The item with this status and text.
     fn with(&self, status: &str, text: Option<&str>) -> Value {
+        let mut item = self.without_namespace(status, text);
+        if let ItemKind::Call {
+            namespace: Some(namespace),
+            ..
+        } = &self.kind
+        {
+            item["namespace"] = json!(namespace);
+        }
+        item
+    }
+
+    fn without_namespace(&self, status: &str, text: Option<&str>) -> Value {
         let id = &self.id;
         match &self.kind {
             ItemKind::Reasoning => {

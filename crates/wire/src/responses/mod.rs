@@ -12,6 +12,7 @@
 //! | `custom_tool_call`, `custom_tool_call_output` | the same; a tool of free text is a function of one argument, `input` |
 //! | `reasoning` | `reasoning` and `reasoning_content` of the message after it; what is encrypted is left out |
 //! | images, files, `item_reference`, calls of tools that OpenAI's servers run | refused by their path |
+//! | a `namespace` of tools, as Codex sends it; calls of them | functions named `namespace__name`: chat has one name for a tool. Calls come back under both. The description of the namespace is left out |
 //! | `tools` of `function` and `custom` | function tools. `web_search` is left out where nothing forces it, because Codex offers it by default; the answer's `tools` show it is not there. All others are refused |
 //! | `tool_choice`, `parallel_tool_calls`, `temperature`, `top_p`, `max_output_tokens`, `stream` | the same under chat's names |
 //! | `reasoning.effort`, `text.format`, `text.verbosity` | `reasoning_effort`, `response_format`, `verbosity` |

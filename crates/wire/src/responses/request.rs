@@ -1,7 +1,7 @@
 //! A request of `/v1/responses` as one of `/v1/chat/completions`, and what of it the answer repeats.
 
 use super::input::translate_input;
-use super::tools::{Tools, translate_choice};
+use super::tools::{Spaced, Tools, translate_choice};
 use crate::openai::node::raw_value;
 use crate::openai::{ApiError, Body, Node};
 use bytes::Bytes;
@@ -70,6 +70,8 @@ pub struct Echo {
     pub(super) members: Vec<(&'static str, Bytes)>,
     /// Tools of free text: calls of them come back in another form.
     pub(super) custom_tools: Vec<String>,
+    /// Tools in namespaces: calls of them come back under both their names.
+    pub(super) spaced_tools: Vec<Spaced>,
 }
 
 /// Translates a request.
@@ -105,6 +107,7 @@ pub fn to_chat(body: &Body) -> Result<(Body, Echo), ApiError> {
     let echo = Echo {
         members: repeated(&root, tools.kept),
         custom_tools: tools.custom,
+        spaced_tools: tools.spaced,
     };
     Ok((chat, echo))
 }

@@ -123,10 +123,12 @@ impl ResponseStream {
             .clone()
             .unwrap_or_else(|| format!("call_{}_{}", self.name, part.index));
         let is_custom = self.echo.custom_tools.contains(&name);
+        let spaced = self.echo.spaced_tools.iter().find(|tool| tool.in_chat == name);
         let kind = ItemKind::Call {
             call: part.index,
             call_id,
-            name,
+            namespace: spaced.map(|tool| tool.namespace.clone()),
+            name: spaced.map_or(name, |tool| tool.name.clone()),
             is_custom,
         };
         self.open(kind, events);

@@ -12,12 +12,33 @@ const FREE_TEXT: &[u8] = br#"{"type":"object","properties":{"input":{"type":"str
 /// Tools that OpenAI's servers run and that clients offer by default.
 const OFFERED: [&str; 3] = ["web_search", "web_search_preview", "web_search_2025_08_26"];
 
+/// A tool of a namespace. Chat has no namespaces: there the tool has both names in one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Spaced {
+    /// Its name in chat.
+    pub(super) in_chat: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+impl Spaced {
+    pub(super) fn new(namespace: &str, name: &str) -> Self {
+        Self {
+            in_chat: format!("{namespace}__{name}"),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+}
+
 /// The tools of a request.
 #[derive(Default)]
 pub(super) struct Tools {
     pub(super) functions: Vec<FormTool>,
-    /// Names of those of free text.
+    /// Names in chat of those of free text.
     pub(super) custom: Vec<String>,
+    /// Those that lie in a namespace.
+    pub(super) spaced: Vec<Spaced>,
     /// Those that the model gets, as the client sent them.
     pub(super) kept: Vec<Value>,
     /// Types of those that were left out.
@@ -37,37 +58,56 @@ impl Tools {
     }
 
     fn add(&mut self, node: &Node) -> Result<(), ApiError> {
-        let kind: String = node.need("type", "`function` or `custom`")?;
-        let function = match kind.as_str() {
-            "function" => FormFunction {
-                name: node.need("name", "a string")?,
-                description: node.read("description", "a string")?,
-                parameters: node.raw("parameters").map(raw_value),
-                strict: node.read("strict", "true or false")?,
-            },
-            "custom" => {
-                let name: String = node.need("name", "a string")?;
-                self.custom.push(name.clone());
-                FormFunction {
-                    name,
-                    description: described(node)?,
-                    parameters: Some(raw_value(&Bytes::from_static(FREE_TEXT))),
-                    strict: None,
+        let kind: String = node.need("type", "`function`, `custom` or `namespace`")?;
+        match kind.as_str() {
+            "namespace" => {
+                let namespace: String = node.need("name", "a string")?;
+                let missing = || node.refuse("tools", "is missing, expected a list of tools");
+                let list = node.raw("tools").ok_or_else(missing)?;
+                for tool in Node::list(&node.path_of("tools"), list)? {
+                    let kind: String = tool.need("type", "`function` or `custom`")?;
+                    self.function(&tool, &kind, Some(&namespace))?;
                 }
             }
             offered if OFFERED.contains(&offered) => {
                 self.left_out.push(kind);
                 return Ok(());
             }
-            other => {
-                let problem =
-                    format!("is `{other}`, a tool that this engine does not run, expected `function` or `custom`");
-                return Err(node.refuse("type", &problem));
+            kind => self.function(node, kind, None)?,
+        }
+        let members = node.members().map(|(name, value)| (name.to_owned(), raw(value)));
+        self.kept.push(Value::Object(members.collect()));
+        Ok(())
+    }
+
+    fn function(&mut self, node: &Node, kind: &str, namespace: Option<&str>) -> Result<(), ApiError> {
+        if !matches!(kind, "function" | "custom") {
+            let problem = format!("is `{kind}`, a tool that this engine does not run, expected `function` or `custom`");
+            return Err(node.refuse("type", &problem));
+        }
+        let mut name: String = node.need("name", "a string")?;
+        if let Some(namespace) = namespace {
+            let spaced = Spaced::new(namespace, &name);
+            name.clone_from(&spaced.in_chat);
+            self.spaced.push(spaced);
+        }
+        let function = if kind == "custom" {
+            self.custom.push(name.clone());
+            FormFunction {
+                name,
+                description: described(node)?,
+                parameters: Some(raw_value(&Bytes::from_static(FREE_TEXT))),
+                strict: None,
+            }
+        } else {
+            FormFunction {
+                name,
+                description: node.read("description", "a string")?,
+                parameters: node.raw("parameters").map(raw_value),
+                strict: node.read("strict", "true or false")?,
             }
         };
         self.functions.push(FormTool::from(function));
-        let members = node.members().map(|(name, value)| (name.to_owned(), raw(value)));
-        self.kept.push(Value::Object(members.collect()));
         Ok(())
     }
 }

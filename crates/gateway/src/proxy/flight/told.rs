@@ -3,6 +3,7 @@
 
 use super::Flight;
 use crate::error::path_name;
+use crate::expectation::Expectation;
 use crate::prefix::watch::Turned;
 use crate::proxy::client::RouteHeaders;
 use crate::turn_log::TurnLog;
@@ -30,6 +31,23 @@ impl Flight {
                 .prefix_break(origin.client, found.kind.as_str(), found.lost_tokens);
         }
         self.prefix_break = found;
+    }
+
+    /// Notes what is expected of the decode worker's cache, to say later why it was otherwise.
+    pub(super) fn expect_cached(&mut self, decision: &Decision) {
+        let shell = &self.shell;
+        self.expectation = Some(Expectation {
+            tokens: decision.expected_cached_tokens,
+            prompt_tokens: decision.prompt_tokens,
+            has_events: shell.fleet.tells_its_cache(decision.decode),
+            losses: shell.telemetry.kv_losses(decision.decode),
+        });
+    }
+
+    fn cached_difference(&self) -> Option<&'static str> {
+        let (expectation, found) = self.expectation.zip(self.reported_cached_tokens)?;
+        let worker = self.decision.as_ref()?.decode;
+        expectation.difference(found, self.shell.telemetry.kv_losses(worker))
     }
 
     pub(super) fn route_headers(&self) -> RouteHeaders {
@@ -67,6 +85,8 @@ impl Flight {
                 .and_then(|decision| decision.prefill)
                 .map(|worker| self.worker_name(worker)),
             cached_tokens: self.reported_cached_tokens.unwrap_or(expected),
+            expected_cached_tokens: expected,
+            cached_difference: self.cached_difference(),
             prompt_tokens: self.request.prompt.tokens,
             output_tokens: self.output_tokens,
             replans: decision.map_or(0, |decision| decision.attempt),
@@ -87,6 +107,8 @@ impl Flight {
             worker = log.worker,
             prompt_tokens = log.prompt_tokens,
             cached_tokens = log.cached_tokens,
+            expected_cached_tokens = log.expected_cached_tokens,
+            cached_difference = log.cached_difference,
             client = log.client,
             prefix_break = log.prefix_break,
             prefix_break_message = self.prefix_break.and_then(|found| found.message),

@@ -76,6 +76,9 @@ pub struct Engine {
     born: AtomicU64,
     sick: AtomicBool,
     silent_about_tokens: AtomicBool,
+    /// Another model than the one that all serve.
+    model: Mutex<Option<String>>,
+    caches_nothing: AtomicBool,
     /// Puts a token before every conversation that nobody else knows of.
     renders_oddly: AtomicBool,
     changed: Notify,
@@ -171,6 +174,16 @@ impl Fake {
         self.engine.renders_oddly.store(true, Ordering::SeqCst);
     }
 
+    /// An engine that serves another model.
+    pub fn serve(&self, model: &str) {
+        *self.engine.model.lock().unwrap() = Some(model.to_owned());
+    }
+
+    /// An engine that was started without prefix caching.
+    pub fn cache_nothing(&self, nothing: bool) {
+        self.engine.caches_nothing.store(nothing, Ordering::SeqCst);
+    }
+
     pub fn seen(&self) -> Vec<Seen> {
         self.engine.seen.lock().unwrap().clone()
     }
@@ -255,15 +268,22 @@ async fn health(State(app): State<App>) -> StatusCode {
     }
 }
 
-async fn models() -> Json<Value> {
-    Json(json!({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": CONTEXT}]}))
+async fn models(State(app): State<App>) -> Json<Value> {
+    let model = app.engine.model.lock().unwrap().clone();
+    let model = model.unwrap_or_else(|| MODEL.to_owned());
+    Json(json!({"object": "list", "data": [{"id": model, "object": "model", "max_model_len": CONTEXT}]}))
 }
 
 async fn metrics(State(app): State<App>) -> String {
     let born = app.engine.born.load(Ordering::SeqCst);
+    // As Python writes it.
+    let caching = match app.engine.caches_nothing.load(Ordering::SeqCst) {
+        true => "False",
+        false => "True",
+    };
     format!(
         "process_start_time_seconds {born}\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n\
-         vllm:kv_cache_usage_perc 0.0\nvllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"4096\"}} 1\n"
+         vllm:kv_cache_usage_perc 0.0\nvllm:cache_config_info{{enable_prefix_caching=\"{caching}\",block_size=\"16\",num_gpu_blocks=\"4096\"}} 1\n"
     )
 }
 
