@@ -12,7 +12,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use homing_gateway::bench::Intake;
 use homing_kv::{Prompt, Tier};
 use homing_model::{ModelSpec, Vocabulary, cached, default_cache_dir, open_vocabulary};
-use homing_router::event::{Event, KvBatch, KvUpdate, Leg, LegId, LegUsage, Role, Turn, WorkerInfo};
+use homing_router::event::{Abilities, Event, KvBatch, KvUpdate, Leg, LegId, LegUsage, Role, Turn, WorkerInfo};
 use homing_router::{Router, RouterConfig};
 use homing_units::{BootEpoch, Instant, RequestId, WorkerId};
 use http::{HeaderMap, HeaderValue};
@@ -202,6 +202,7 @@ fn router() -> Router {
             max_context_tokens: 262_144,
             transfers: true,
             kv_events: true,
+            abilities: Abilities::default(),
         };
         router.handle(Instant::ZERO, Event::WorkerJoined(info));
     }

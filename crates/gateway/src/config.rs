@@ -85,6 +85,10 @@ pub struct WorkerSpec {
     /// the same `url`.
     #[serde(default)]
     pub data_parallel_rank: Option<u32>,
+    /// Where decode servers meet an SGLang prefill server (`HOST:PORT`), where that is not the port that it says on the
+    /// host of its `url`.
+    #[serde(default)]
+    pub bootstrap: Option<String>,
 }
 
 impl WorkerSpec {
@@ -102,6 +106,7 @@ impl WorkerSpec {
             transfers: None,
             native_apis: false,
             data_parallel_rank: None,
+            bootstrap: None,
         }
     }
 }
@@ -115,6 +120,8 @@ pub enum EngineKind {
     /// vLLM, of which the configuration says what it does not.
     #[default]
     Vllm,
+    /// SGLang, which says most of it in `/server_info`.
+    Sglang,
 }
 
 /// Bounds of what clients may take up.
@@ -193,6 +200,10 @@ mod tests {
             [[workers]]
             url = "http://127.0.0.1:8002"
             kind = "homing"
+            [[workers]]
+            url = "http://127.0.0.1:30000"
+            kind = "sglang"
+            bootstrap = "10.0.0.5:8998"
         "#;
         let config: GatewayConfig = toml::from_str(text).unwrap();
         assert_eq!(config.listen.port(), 9000);
@@ -201,6 +212,8 @@ mod tests {
             config.workers[1],
             WorkerSpec::new("http://127.0.0.1:8002", EngineKind::Homing)
         );
+        assert_eq!(config.workers[2].kind, EngineKind::Sglang);
+        assert_eq!(config.workers[2].bootstrap.as_deref(), Some("10.0.0.5:8998"));
         assert_eq!(config.limits, GatewayLimits::default());
         for bad in [
             "lissten = 1",

@@ -6,9 +6,11 @@
 mod discovery;
 mod feed;
 mod mapping;
+mod sglang;
 mod source;
 mod watch;
 
+pub(crate) use sglang::Server;
 pub(crate) use source::{EXPECTED_SOURCE, EventSource, is_endpoint};
 pub(crate) use watch::{Doubt, Watch};
 

@@ -4,7 +4,7 @@
 //! here is only what is needed to send it something, and what the fleet as a whole can serve.
 
 use crate::config::{EngineKind, WorkerSpec};
-use crate::engine::EventSource;
+use crate::engine::{EventSource, Server};
 use crate::proxy::dialect::Dialect;
 use arc_swap::ArcSwapOption;
 use homing_router::event::{Role, WorkerInfo};
@@ -42,6 +42,8 @@ pub(crate) struct Known {
     pub(crate) models: Vec<ModelCard>,
     /// Where it publishes and replays its KV events.
     pub(crate) endpoints: KvEndpoints,
+    /// What an SGLang server says beyond that; `None` for other kinds.
+    pub(crate) sglang: Option<Server>,
 }
 
 impl Known {
@@ -50,6 +52,27 @@ impl Known {
         self.models
             .iter()
             .any(|model| peer.models.iter().any(|of_peer| of_peer.id == model.id))
+    }
+
+    /// Why it cannot be in one fleet with a peer, if so.
+    pub(crate) fn misfit(&self, peer: &Self) -> Option<String> {
+        let name = &peer.info.name;
+        if !self.serves_what(peer) {
+            return Some(format!(
+                "refused: expected one of the models that {name} serves, `{}`, found `{}`",
+                peer.model_names(),
+                self.model_names()
+            ));
+        }
+        match (&self.sglang, &peer.sglang) {
+            (Some(own), Some(of_peer)) => own.misfit(of_peer, name),
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => (self.info.transfers && peer.info.transfers).then(|| {
+                format!(
+                    "refused: expected an engine of the kind of {name}, since engines of two kinds cannot exchange kv"
+                )
+            }),
+        }
     }
 
     /// What it serves, for a message.
@@ -79,23 +102,18 @@ impl Fleet {
         }
     }
 
-    /// Takes an engine in, or a new life of it, where it serves what its peers serve.
+    /// Takes an engine in, or a new life of it, where it fits its peers.
     ///
     /// # Errors
-    /// It serves nothing that a peer serves, which could not answer for it: what is expected, for the log.
+    /// It could not answer for a peer, or a peer for it: what was expected, for the log.
     pub(crate) fn admit(&self, worker: WorkerId, known: &Known) -> Result<(), String> {
         let _alone = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
         let peers = self
             .members
             .iter()
             .filter(|peer| peer.id != worker && peer.is_reachable());
-        if let Some(peer) = peers.filter_map(Member::known).find(|peer| !known.serves_what(peer)) {
-            return Err(format!(
-                "refused: expected one of the models that {} serves, `{}`, found `{}`",
-                peer.info.name,
-                peer.model_names(),
-                known.model_names()
-            ));
+        if let Some(reason) = peers.filter_map(Member::known).find_map(|peer| known.misfit(&peer)) {
+            return Err(reason);
         }
         if let Some(member) = self.member(worker) {
             member.set_known(known.clone());
@@ -129,10 +147,20 @@ impl Fleet {
             .is_some_and(|member| member.spec.native_apis && dialect.is_spoken_by(member.spec.kind))
     }
 
+    /// Which engine of a data-parallel server a worker is.
+    pub(crate) fn rank(&self, worker: WorkerId) -> Option<u32> {
+        self.member(worker)?.spec.data_parallel_rank
+    }
+
     /// The header that says which engine of a data-parallel server a leg is for.
     pub(crate) fn rank_header(&self, worker: WorkerId) -> Option<(HeaderName, HeaderValue)> {
-        let rank = self.member(worker)?.spec.data_parallel_rank?;
+        let rank = self.rank(worker)?;
         Some((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(rank)))
+    }
+
+    /// What an SGLang server said of itself; `None` for workers of other kinds.
+    pub(crate) fn sglang(&self, worker: WorkerId) -> Option<Server> {
+        self.member(worker)?.known()?.sglang.clone()
     }
 
     /// Whether the cached tokens that a decode leg reports are those of the worker's own cache. vLLM reports for a leg that
@@ -226,6 +254,12 @@ impl Member {
 
     pub(crate) fn uri(&self, path: &str) -> String {
         format!("{}{path}", self.url)
+    }
+
+    /// The host of its address, an IPv6 address in brackets.
+    pub(crate) fn host(&self) -> String {
+        let uri: http::Uri = self.url.parse().unwrap_or_default();
+        uri.host().unwrap_or("127.0.0.1").to_owned()
     }
 
     pub(crate) fn known(&self) -> Option<Arc<Known>> {

@@ -1,5 +1,6 @@
 //! A client's request from its bytes to its end: read, planned by the core, sent to engines, answered.
 
+mod abort;
 mod agents;
 pub(crate) mod client;
 pub(crate) mod dialect;
@@ -9,6 +10,7 @@ pub(crate) mod intake;
 mod leg;
 pub(crate) mod legs;
 mod native;
+mod pair;
 pub(crate) mod session;
 mod transcript;
 mod voice;

@@ -58,6 +58,21 @@ impl LegError {
     }
 }
 
+impl LegError {
+    /// An error that came as an event of a stream; `data` is the event's.
+    pub(crate) fn in_stream(cause: FailureCause, status: StatusCode, detail: String, data: &Bytes) -> Self {
+        Self {
+            cause,
+            detail,
+            answer: Some(Answer {
+                status,
+                content_type: Some(HeaderValue::from_static("application/json")),
+                body: data.clone(),
+            }),
+        }
+    }
+}
+
 impl Upstream {
     pub(crate) fn new() -> Self {
         let mut connector = HttpConnector::new();
@@ -168,6 +183,15 @@ pub(crate) fn cause_of(status: StatusCode, code: Option<&str>, kv: KvUse) -> Fai
         (_, _, KvUse::Import { .. }) => FailureCause::Transfer,
         (_, _, KvUse::Local | KvUse::Export) => FailureCause::Engine,
     }
+}
+
+/// The status that an error means which comes in a stream that began with 200: its code, where that is one.
+pub(crate) fn status_in_stream(code: Option<&str>) -> StatusCode {
+    let status = code.and_then(|code| code.parse().ok());
+    let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+    status
+        .filter(|status| status.is_client_error() || status.is_server_error())
+        .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 /// An error and what lies under it: hyper's own message alone is only "client error (Connect)".

@@ -4,7 +4,7 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use homing_kv::{BlockHash, Prompt, Tier};
 use homing_router::event::Leg;
-use homing_router::event::{Event, KvBatch, KvUpdate, LegId, LegUsage, Role, SessionHint, Turn, WorkerInfo};
+use homing_router::event::{Abilities, Event, KvBatch, KvUpdate, LegId, LegUsage, Role, SessionHint, Turn, WorkerInfo};
 use homing_router::{Router, RouterConfig};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
 use std::hint::black_box;
@@ -40,6 +40,7 @@ fn fleet(policy: &str) -> Router {
                 max_context_tokens: 262_144,
                 transfers: true,
                 kv_events: true,
+                abilities: Abilities::default(),
             }),
         );
         let held = prompt[..(BLOCKS / WORKERS * (id + 1)) as usize].to_vec();

@@ -121,6 +121,30 @@ pub struct WorkerInfo {
     pub transfers: bool,
     /// Whether it sends KV events; without them residency is predicted.
     pub kv_events: bool,
+    /// What it can do beyond its role.
+    #[serde(default)]
+    pub abilities: Abilities,
+}
+
+/// What engines differ in beyond their roles. The default is all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Abilities {
+    /// Whether it can decode a turn whose prompt it prefilled itself. Where not, each turn that it decodes needs a prefill leg.
+    pub prefills_alone: bool,
+    /// Whether a worker that decodes can hand over the KV that it holds.
+    pub hands_over: bool,
+    /// Whether it keeps a turn's KV for the next one.
+    pub caches: bool,
+}
+
+impl Default for Abilities {
+    fn default() -> Self {
+        Self {
+            prefills_alone: true,
+            hands_over: true,
+            caches: true,
+        }
+    }
 }
 
 /// The answer to a liveness probe.

@@ -163,6 +163,11 @@ impl Worker {
         self.on_trial
     }
 
+    /// Whether it can serve a turn that no other worker helps with.
+    pub(crate) const fn serves_alone(&self) -> bool {
+        self.info.role.decodes() && self.info.abilities.prefills_alone
+    }
+
     /// The longest prompt and output that fits its context and its pool, in tokens.
     pub(crate) fn context_limit(&self) -> u32 {
         let pool = u32::try_from(self.info.kv_tokens).unwrap_or(u32::MAX);
@@ -260,7 +265,7 @@ impl CacheCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Role;
+    use crate::event::{Abilities, Role};
 
     fn worker(epoch: u64) -> Worker {
         Worker::new(WorkerInfo {
@@ -272,6 +277,7 @@ mod tests {
             max_context_tokens: 2_000,
             transfers: true,
             kv_events: true,
+            abilities: Abilities::default(),
         })
     }
 

@@ -209,7 +209,8 @@ const fn waiting(signal: Signal) -> Transition {
     }
 }
 
-/// The prefill leg is out; the decode leg has a place and was not sent.
+/// The prefill leg is out; the decode leg has a place. Drivers of engines whose prefill workers push (SGLang) have sent it
+/// along, since neither leg gets anywhere without the other, and so it can fail already.
 const fn prefilling(signal: Signal) -> Transition {
     match signal {
         Signal::PrefillDone => then(Next::Connect),
@@ -222,8 +223,9 @@ const fn prefilling(signal: Signal) -> Transition {
             reason: Reason::Slow,
             leg: Leg::Prefill,
         })),
+        Signal::DecodeFailed(cause, cut) => Cancels::Prefill.then(cut_off(cause, cut)),
         Signal::ClientGone => Cancels::Prefill.then(Next::Drop),
-        Signal::Placed { .. } | Signal::FirstToken | Signal::Finished | Signal::DecodeFailed(..) => then(Next::Stay),
+        Signal::Placed { .. } | Signal::FirstToken | Signal::Finished => then(Next::Stay),
     }
 }
 
@@ -469,7 +471,7 @@ mod tests {
             Signal::DecodeFailed(FailureCause::Transfer, Cut::Resumable),
             [
                 then(Next::Stay),
-                then(Next::Stay),
+                Cancels::Prefill.then(again),
                 Cancels::Prefill.then(again),
                 then(again),
                 then(Next::Replan(REASON)),
@@ -479,7 +481,7 @@ mod tests {
             Signal::DecodeFailed(FailureCause::Transfer, Cut::Final),
             [
                 then(Next::Stay),
-                then(Next::Stay),
+                Cancels::Prefill.then(told),
                 Cancels::Prefill.then(told),
                 then(told),
                 then(Next::Reject(REASON)),

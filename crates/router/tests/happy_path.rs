@@ -2,7 +2,7 @@
 
 use homing_kv::{BlockHash, Prompt};
 use homing_router::action::{Action, Dispatch, KvUse, Path, RouteError};
-use homing_router::event::{Event, Leg, LegId, LegUsage, Role, SessionHint, Turn, WorkerInfo};
+use homing_router::event::{Abilities, Event, Leg, LegId, LegUsage, Role, SessionHint, Turn, WorkerInfo};
 use homing_router::{Router, RouterConfig};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
 
@@ -16,6 +16,7 @@ fn worker(id: u32, role: Role) -> Event {
         max_context_tokens: 50_000,
         transfers: true,
         kv_events: true,
+        abilities: Abilities::default(),
     })
 }
 

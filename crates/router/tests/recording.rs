@@ -5,8 +5,8 @@
 use homing_kv::{BlockHash, Prompt, Tier};
 use homing_router::RouterConfig;
 use homing_router::event::{
-    Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegFailure, LegId, LegUsage, LoadReport,
-    PromptId, Resume, Role, SessionHint, Turn, WorkerInfo,
+    Abilities, Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegFailure, LegId, LegUsage,
+    LoadReport, PromptId, Resume, Role, SessionHint, Turn, WorkerInfo,
 };
 use homing_router::recording::{Entry, Recorder, Recording, RecordingError, ReplayError, replay};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
@@ -59,6 +59,10 @@ fn worker_event() -> impl Strategy<Value = Event> {
             max_context_tokens: 9_999,
             transfers,
             kv_events,
+            abilities: Abilities {
+                hands_over: transfers,
+                ..Abilities::default()
+            },
         })
     };
     let load = |(worker, running, kv_tokens_used)| LoadReport {

@@ -9,7 +9,7 @@ use crate::stack::{Order, Stack};
 use homing_engine::api::{EngineConfig, EngineKind, KvChange, Snapshot, Step};
 use homing_engine::{Engine, StepModel, StepShape};
 use homing_report::WorkerRecord;
-use homing_router::event::{KvBatch, KvUpdate, LoadReport, Role, WorkerInfo};
+use homing_router::event::{Abilities, KvBatch, KvUpdate, LoadReport, Role, WorkerInfo};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -115,6 +115,7 @@ impl Node {
             max_context_tokens: self.config.max_context_tokens,
             transfers: true,
             kv_events: true,
+            abilities: Abilities::default(),
         }
     }
 

@@ -9,6 +9,7 @@ pub mod kv_frames;
 pub mod metrics_text;
 pub mod openai;
 pub mod responses;
+pub mod sglang;
 pub mod sse;
 pub mod transfer_params;
 pub mod worker_name;

@@ -92,7 +92,7 @@ fn parse_worker(text: &str) -> Result<WorkerSpec> {
         let (key, value) = part.split_once('=').ok_or_else(|| wrong("`key=value`"))?;
         match key {
             "role" => worker.role = Some(parse_role(value).ok_or_else(|| wrong("`role=prefill`, `decode` or `both`"))?),
-            "kind" => worker.kind = parse_kind(value).ok_or_else(|| wrong("`kind=homing` or `vllm`"))?,
+            "kind" => worker.kind = parse_kind(value).ok_or_else(|| wrong("`kind=homing`, `vllm` or `sglang`"))?,
             "name" => worker.name = Some(value.to_owned()),
             "kv_events" => worker.kv_events = Some(value.to_owned()),
             "kv_replay" => worker.kv_replay = Some(value.to_owned()),
@@ -103,10 +103,19 @@ fn parse_worker(text: &str) -> Result<WorkerSpec> {
                         .map_err(|_| wrong("`kv_tokens=` and a number of tokens"))?,
                 )
             }
+            "data_parallel_rank" => {
+                worker.data_parallel_rank = Some(
+                    value
+                        .parse()
+                        .map_err(|_| wrong("`data_parallel_rank=` and a number from 0"))?,
+                )
+            }
+            "bootstrap" => worker.bootstrap = Some(value.to_owned()),
             "transfers" => worker.transfers = Some(value.parse().map_err(|_| wrong("`transfers=true` or `false`"))?),
             _ => {
                 return Err(wrong(
-                    "`role`, `kind`, `name`, `kv_events`, `kv_replay`, `kv_tokens` or `transfers`",
+                    "`role`, `kind`, `name`, `kv_events`, `kv_replay`, `kv_tokens`, `transfers`, `data_parallel_rank` or \
+                     `bootstrap`",
                 ));
             }
         }
@@ -127,6 +136,7 @@ fn parse_kind(text: &str) -> Option<EngineKind> {
     match text {
         "homing" => Some(EngineKind::Homing),
         "vllm" => Some(EngineKind::Vllm),
+        "sglang" => Some(EngineKind::Sglang),
         _ => None,
     }
 }
@@ -141,12 +151,19 @@ mod tests {
         assert_eq!(worker.url, "http://127.0.0.1:8001");
         assert_eq!((worker.role, worker.kind), (Some(Role::Prefill), EngineKind::Homing));
         assert_eq!((worker.name.as_deref(), worker.kv_tokens), (Some("p7"), Some(4096)));
+        let ranked = parse_worker("http://h:30000,kind=sglang,data_parallel_rank=2,bootstrap=h:8998").unwrap();
+        assert_eq!((ranked.kind, ranked.role), (EngineKind::Sglang, None));
+        assert_eq!(
+            (ranked.data_parallel_rank, ranked.bootstrap.as_deref()),
+            (Some(2), Some("h:8998"))
+        );
         for wrong in [
             "u,role=decoder",
             "u,kind=x",
             "u,role",
             "u,rolle=both",
             "u,kv_tokens=many",
+            "u,data_parallel_rank=-1",
         ] {
             assert_eq!(
                 crate::failure::exit_code(&parse_worker(wrong).unwrap_err()),

@@ -1,14 +1,16 @@
 //! What an engine says of itself: the embedded worker in one answer, vLLM spread over several pages, with what it does
-//! not say taken from the configuration.
+//! not say taken from the configuration. SGLang is in `sglang`.
 
+use super::sglang;
 use super::source::{EventSource, reached_at};
 use crate::config::EngineKind;
 use crate::fleet::{Known, KvEndpoints, Member};
 use crate::upstream::Upstream;
-use homing_router::event::{LoadReport, Role, WorkerInfo};
+use homing_router::event::{Abilities, LoadReport, Role, WorkerInfo};
 use homing_units::{BootEpoch, WorkerId};
 use homing_wire::metrics_text::{Metrics, names};
 use homing_wire::openai::{ModelCard, ModelList};
+use homing_wire::sglang::names::RANK_LABEL;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -67,6 +69,7 @@ pub(super) async fn discover(member: &Member, upstream: &Upstream, timeout: Dura
             }
             Ok(known)
         }
+        EngineKind::Sglang => sglang::discover(member, upstream, timeout).await,
     }
 }
 
@@ -91,6 +94,7 @@ fn homing(member: &Member, body: &[u8]) -> Result<Known, String> {
             max_context_tokens: info.max_context_tokens,
             transfers: spec.transfers.unwrap_or(true),
             kv_events: true,
+            abilities: Abilities::default(),
         },
         models: vec![card],
         endpoints: KvEndpoints {
@@ -101,6 +105,7 @@ fn homing(member: &Member, body: &[u8]) -> Result<Known, String> {
                 .clone()
                 .or_else(|| Some(endpoint(member, info.endpoints.kv_replay))),
         },
+        sglang: None,
     })
 }
 
@@ -109,12 +114,7 @@ fn endpoint(member: &Member, address: SocketAddr) -> String {
     if !address.ip().is_unspecified() {
         return format!("tcp://{address}");
     }
-    format!("tcp://{}:{}", host(member), address.port())
-}
-
-fn host(member: &Member) -> String {
-    let uri: http::Uri = member.uri("/").parse().unwrap_or_default();
-    uri.host().unwrap_or("127.0.0.1").to_owned()
+    format!("tcp://{}:{}", member.host(), address.port())
 }
 
 /// Where the configuration says that its events come from; it was checked at the start.
@@ -127,9 +127,13 @@ pub(super) fn metrics_of(member: &Member, page: &[u8]) -> Metrics {
     let mut metrics = Metrics::parse(&String::from_utf8_lossy(page));
     if let Some(rank) = member.spec.data_parallel_rank {
         let rank = rank.to_string();
+        let label = match member.spec.kind {
+            EngineKind::Homing | EngineKind::Vllm => "engine",
+            EngineKind::Sglang => RANK_LABEL,
+        };
         metrics
             .samples
-            .retain(|sample| sample.label("engine").is_none_or(|engine| engine == rank));
+            .retain(|sample| sample.label(label).is_none_or(|engine| engine == rank));
     }
     metrics
 }
@@ -156,7 +160,7 @@ fn endpoints_of(member: &Member, sources: &VllmSources) -> KvEndpoints {
     else {
         return KvEndpoints::default();
     };
-    let host = host(member);
+    let host = member.host();
     let events = reached_at(&bound, &host).map(EventSource::Connect);
     if events.is_none() {
         tracing::warn!(
@@ -205,12 +209,14 @@ fn vllm(member: &Member, models: &[u8], metrics: &Metrics) -> Result<Known, Stri
                 .transfers
                 .unwrap_or(spec.role.is_some_and(|role| role != Role::Both)),
             kv_events: spec.kv_events.is_some(),
+            abilities: Abilities::default(),
         },
         models: models.data,
         endpoints: KvEndpoints {
             events: configured_source(member),
             replay: spec.kv_replay.clone(),
         },
+        sglang: None,
     })
 }
 
@@ -242,7 +248,14 @@ pub(super) fn epoch_of(metrics: &Metrics) -> Option<BootEpoch> {
 }
 
 /// An engine's own figures of its load.
-pub(super) fn load_of(worker: WorkerId, metrics: &Metrics, kv_tokens: u64) -> Option<LoadReport> {
+pub(super) fn load_of(member: &Member, metrics: &Metrics, kv_tokens: u64) -> Option<LoadReport> {
+    match member.spec.kind {
+        EngineKind::Homing | EngineKind::Vllm => vllm_load(member.id, metrics, kv_tokens),
+        EngineKind::Sglang => sglang::load_of(member.id, metrics, kv_tokens),
+    }
+}
+
+fn vllm_load(worker: WorkerId, metrics: &Metrics, kv_tokens: u64) -> Option<LoadReport> {
     let engines = metrics.of(names::KV_CACHE_USAGE).count().max(1);
     let usage = metrics.sum(names::KV_CACHE_USAGE)?.clamp(0.0, f64::from(u32::MAX)) / engines as f64;
     Some(LoadReport {
@@ -255,7 +268,7 @@ pub(super) fn load_of(worker: WorkerId, metrics: &Metrics, kv_tokens: u64) -> Op
     })
 }
 
-fn whole(value: f64) -> u32 {
+pub(super) fn whole(value: f64) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -344,16 +357,16 @@ mod tests {
             vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} 0\n\
             vllm:kv_cache_usage_perc{engine=\"0\"} 1\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.25\n";
         let metrics = metrics_of(&Fleet::new(&[spec]).members()[0], page.as_bytes());
-        let load = load_of(WorkerId(0), &metrics, 1_000).unwrap();
+        let load = vllm_load(WorkerId(0), &metrics, 1_000).unwrap();
         assert_eq!((load.running, load.waiting, load.kv_tokens_used), (4, 0, 250));
         assert!(epoch_of(&metrics).is_some());
     }
 
     #[test]
     fn load_is_read_from_metrics() {
-        let load = load_of(WorkerId(0), &Metrics::parse(PAGE), 1_000).unwrap();
+        let load = vllm_load(WorkerId(0), &Metrics::parse(PAGE), 1_000).unwrap();
         assert_eq!((load.running, load.waiting, load.kv_tokens_used), (3, 2, 500));
-        assert_eq!(load_of(WorkerId(0), &Metrics::parse("nothing here"), 1_000), None);
+        assert_eq!(vllm_load(WorkerId(0), &Metrics::parse("nothing here"), 1_000), None);
     }
 
     #[test]

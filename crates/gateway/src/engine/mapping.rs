@@ -32,6 +32,8 @@ struct Known {
     place: Place,
     /// Its number in the order.
     number: u64,
+    /// Where it lies: an engine with a host tier drops it from one and keeps it in the other.
+    tiers: Vec<Tier>,
 }
 
 /// Where an engine's block stands in own terms.
@@ -100,18 +102,15 @@ impl HashMapping {
             self.unmapped += stored.block_hashes.len() as u64;
             return None;
         };
+        let tier = tier(stored.medium.as_deref())?;
         let parent = place.tip;
         let mut hashes = Vec::new();
         for (block, tokens) in stored.blocks() {
             place = self.after(place, tokens);
             hashes.extend_from_slice(&place.completes);
-            self.insert(block, place.clone());
+            self.insert(block, place.clone(), tier);
         }
-        (!hashes.is_empty()).then(|| KvUpdate::Stored {
-            parent,
-            hashes,
-            tier: tier(stored.medium.as_deref()),
-        })
+        (!hashes.is_empty()).then_some(KvUpdate::Stored { parent, hashes, tier })
     }
 
     /// Where a block of these tokens stands that follows another.
@@ -126,22 +125,29 @@ impl HashMapping {
     }
 
     fn removed(&mut self, removed: &BlockRemoved) -> Option<KvUpdate> {
+        let tier = tier(removed.medium.as_deref())?;
         let mut hashes = Vec::new();
         for block in &removed.block_hashes {
-            if let Some(known) = self.blocks.remove(block) {
-                hashes.extend(known.place.completes);
+            let Some(known) = self.blocks.get_mut(block) else {
+                continue;
+            };
+            known.tiers.retain(|of| *of != tier);
+            hashes.extend_from_slice(&known.place.completes);
+            if known.tiers.is_empty() {
+                self.blocks.remove(block);
             }
         }
-        (!hashes.is_empty()).then(|| KvUpdate::Removed {
-            hashes,
-            tier: tier(removed.medium.as_deref()),
-        })
+        (!hashes.is_empty()).then_some(KvUpdate::Removed { hashes, tier })
     }
 
-    fn insert(&mut self, block: u64, place: Place) {
+    fn insert(&mut self, block: u64, place: Place, tier: Tier) {
         self.stored += 1;
         let number = self.stored;
-        self.blocks.insert(block, Known { place, number });
+        let mut tiers = vec![tier];
+        if let Some(before) = self.blocks.get(&block) {
+            tiers.extend(before.tiers.iter().filter(|of| **of != tier));
+        }
+        self.blocks.insert(block, Known { place, number, tiers });
         self.order.push_back((block, number));
         while self.blocks.len() > self.capacity {
             let Some((oldest, number)) = self.order.pop_front() else {
@@ -165,10 +171,12 @@ impl HashMapping {
     }
 }
 
-fn tier(medium: Option<&str>) -> Tier {
+/// The tier of a medium; `None` for what an engine does not have by itself: SGLang's disks and shared stores.
+fn tier(medium: Option<&str>) -> Option<Tier> {
     match medium {
-        None | Some("GPU") => Tier::Gpu,
-        Some(_) => Tier::Host,
+        None | Some("GPU") => Some(Tier::Gpu),
+        Some("DISK" | "EXTERNAL") => None,
+        Some(_) => Some(Tier::Host),
     }
 }
 
@@ -249,6 +257,47 @@ mod tests {
         };
         assert_eq!(mapping.translate(&[CacheEvent::Stored(salted)]), []);
         assert_eq!(mapping.unmapped(), 1);
+    }
+
+    #[test]
+    fn a_block_is_followed_through_the_tiers() {
+        let mut mapping = HashMapping::new(2, 100);
+        let own = hash_blocks(&[1, 2, 3, 4], 2);
+        let on = |medium: &str, block: u64, parent, tokens: &[u32]| {
+            CacheEvent::Stored(BlockStored {
+                block_hashes: vec![block],
+                parent_block_hash: parent,
+                token_ids: tokens.to_vec(),
+                block_size: 2,
+                medium: Some(medium.to_owned()),
+                ..BlockStored::default()
+            })
+        };
+        let off = |medium: &str, block: u64| {
+            CacheEvent::Removed(BlockRemoved {
+                block_hashes: vec![block],
+                medium: Some(medium.to_owned()),
+                ..BlockRemoved::default()
+            })
+        };
+        let tiers = |updates: &[KvUpdate]| -> Vec<Option<Tier>> {
+            let of = |update: &KvUpdate| match update {
+                KvUpdate::Stored { tier, .. } | KvUpdate::Removed { tier, .. } => Some(*tier),
+                KvUpdate::Cleared => None,
+            };
+            updates.iter().map(of).collect()
+        };
+        mapping.translate(&[on("GPU", 1, None, &[1, 2]), on("CPU_PINNED", 1, None, &[1, 2])]);
+        assert_eq!(tiers(&mapping.translate(&[off("GPU", 1)])), [Some(Tier::Gpu)]);
+        // It is in the host's memory still, so that what hangs on it is known, and its end there is told.
+        assert_eq!(hashes(&mapping.translate(&[on("GPU", 2, Some(1), &[3, 4])])), [own[1]]);
+        assert_eq!(tiers(&mapping.translate(&[off("CPU_PINNED", 1)])), [Some(Tier::Host)]);
+        assert_eq!(mapping.translate(&[off("CPU_PINNED", 1)]), [], "it is gone");
+        // What lies in a store that the engine shares with others is nobody's residency.
+        assert_eq!(
+            mapping.translate(&[on("EXTERNAL", 3, None, &[1, 2]), off("DISK", 2)]),
+            []
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::Resync;
 use super::discovery::{discover, epoch_of, load_of, metrics_of};
 use super::feed::Feed;
 use super::mapping::HashMapping;
+use super::sglang;
 use crate::config::{EngineKind, GatewayClocks};
 use crate::core_task::CoreHandle;
 use crate::fleet::{Fleet, Known, Member};
@@ -25,7 +26,7 @@ const MAPPED_FACTOR: u64 = 2;
 const MAPPED_MAX: u64 = 1 << 21;
 /// Engine blocks that are mapped at least: a pool's size may be understated.
 const MAPPED_MIN: u64 = 1 << 12;
-/// The smallest block of an engine, in tokens, for sizing the map.
+/// The smallest block of an engine that does not say it, in tokens, for sizing the map.
 const ENGINE_BLOCK_MIN: u64 = 16;
 
 /// What speaks for another life of an engine than the one that is known, from whoever sees it.
@@ -117,9 +118,11 @@ impl Watch {
     async fn discover(&self, timeout: Duration) -> Result<Known, String> {
         let member = self.member();
         let mut known = discover(member, &self.upstream, timeout).await?;
-        if known.info.epoch == BootEpoch::default() {
-            known.info.epoch = self.doubt.epoch();
-        }
+        known.info.epoch = match member.spec.kind {
+            EngineKind::Homing | EngineKind::Vllm if known.info.epoch != BootEpoch::default() => known.info.epoch,
+            EngineKind::Homing | EngineKind::Vllm => self.doubt.epoch(),
+            EngineKind::Sglang => sglang::epoch(known.info.epoch, self.doubt.epoch()),
+        };
         self.fleet.admit(member.id, &known)?;
         Ok(known)
     }
@@ -194,15 +197,16 @@ impl Watch {
             .await;
     }
 
-    /// The embedded worker names its life in every answer. vLLM does not: its `/health` is the sign, and who it is is
-    /// asked again where its life is not certain.
+    /// The embedded worker names its life in every answer. Others do not: their health is the sign, and who they are is
+    /// asked again where their life is not certain.
     async fn sign_of_life(&self, known: &Known, certain: bool) -> Result<Known, String> {
         let timeout = self.clocks.probe_timeout;
         let member = self.member();
-        if member.spec.kind == EngineKind::Homing {
-            return self.discover(timeout).await;
+        match member.spec.kind {
+            EngineKind::Homing => return self.discover(timeout).await,
+            EngineKind::Vllm => drop(self.upstream.get(&member.uri("/health"), timeout).await?),
+            EngineKind::Sglang => sglang::sign_of_life(member, &self.upstream, timeout).await?,
         }
-        self.upstream.get(&member.uri("/health"), timeout).await?;
         if certain {
             return Ok(known.clone());
         }
@@ -232,7 +236,7 @@ impl Watch {
                 self.doubt.raise();
                 continue;
             }
-            if let Some(load) = load_of(self.worker, &metrics, known.info.kv_tokens) {
+            if let Some(load) = load_of(self.member(), &metrics, known.info.kv_tokens) {
                 self.core.tell(Event::Load(load)).await;
             }
         }
@@ -252,7 +256,8 @@ impl Watch {
     }
 
     fn feed(&self, known: &Known) -> Feed {
-        let blocks = known.info.kv_tokens / ENGINE_BLOCK_MIN * MAPPED_FACTOR;
+        let page_size = known.sglang.as_ref().and_then(|server| server.page_size);
+        let blocks = known.info.kv_tokens / page_size.map_or(ENGINE_BLOCK_MIN, u64::from) * MAPPED_FACTOR;
         let capacity = usize::try_from(blocks.clamp(MAPPED_MIN, MAPPED_MAX)).unwrap_or(usize::MAX);
         Feed {
             worker: self.worker,

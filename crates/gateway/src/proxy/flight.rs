@@ -5,6 +5,7 @@
 //! again, where, and whether the client is told is the core's answer to [`Event::LegFailed`].
 
 mod chunks;
+mod sglang;
 mod told;
 
 use super::client::{Client, Flow, Head};
@@ -13,6 +14,7 @@ use super::intake::TurnRequest;
 use super::leg::{DecodeLeg, DecodeNews, LegRequest, PrefillAnswer, PrefillLeg};
 use super::legs::LegPrompt;
 use super::native::{Native, native_body};
+use super::pair::{Pair, PairNews};
 use super::transcript::Transcript;
 use super::voice::Voice;
 use crate::core_task::Command;
@@ -26,6 +28,7 @@ use bytes::{Bytes, BytesMut};
 use homing_router::action::{Decision, Dispatch, KvUse, RouteError};
 use homing_router::event::{Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume};
 use homing_units::{Instant, RequestId};
+use sglang::pair_news;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -63,6 +66,8 @@ struct Attempt {
     params: Option<Bytes>,
     prefill: Option<PrefillLeg>,
     decode: Option<DecodeLeg>,
+    /// The legs of a handoff between SGLang servers, which are sent together.
+    pair: Option<Pair>,
     /// What is known of an answer in the client's own dialect.
     native: Option<Native>,
 }
@@ -80,6 +85,7 @@ enum News {
     Flow(Flow),
     Prefill(Result<PrefillAnswer, LegError>),
     Decode(DecodeNews),
+    Pair(PairNews),
     /// The gateway does not wait for it any longer.
     Abandoned,
 }
@@ -100,6 +106,7 @@ impl Flight {
             params: None,
             prefill: None,
             decode: None,
+            pair: None,
             native: None,
         };
         let transcript = Transcript::new(endpoint, request.edit, &request.model, request.blocker);
@@ -138,6 +145,7 @@ impl Flight {
                 }
                 News::Prefill(answer) => self.prefill_answered(answer).await,
                 News::Decode(news) => self.decode_said(news).await,
+                News::Pair(news) => self.pair_said(news).await,
                 News::Abandoned => {
                     self.tell(Event::ClientGone(self.request.id)).await;
                     self.reject(&Rejection::shutting_down());
@@ -150,7 +158,9 @@ impl Flight {
 
     async fn news(&mut self) -> News {
         let ended = self.ending.is_some();
-        let Attempt { prefill, decode, .. } = &mut self.attempt;
+        let Attempt {
+            prefill, decode, pair, ..
+        } = &mut self.attempt;
         let blocked = self.client.is_blocked();
         tokio::select! {
             biased;
@@ -158,6 +168,7 @@ impl Flight {
             command = self.commands.recv(), if !ended => News::Command(command),
             () = self.shell.abandon.cancelled(), if !ended => News::Abandoned,
             answer = answer_of(prefill), if prefill.is_some() => News::Prefill(answer),
+            news = pair_news(pair), if pair.as_ref().is_some_and(Pair::is_active) => News::Pair(news),
             news = news_of(decode), if decode.is_some() && !blocked => News::Decode(news),
         }
     }
@@ -179,6 +190,9 @@ impl Flight {
     async fn dispatch(&mut self, dispatch: Dispatch) {
         if dispatch.leg.attempt != self.attempt.number {
             self.begin_attempt(dispatch.leg.attempt);
+        }
+        if self.dispatch_to_sglang(dispatch).await {
+            return;
         }
         match dispatch.leg.leg {
             Leg::Prefill => {
@@ -219,6 +233,7 @@ impl Flight {
             params: None,
             prefill: None,
             decode: None,
+            pair: None,
             native: None,
         };
     }
@@ -252,6 +267,7 @@ impl Flight {
 
     /// Gives a leg up. The core waits for a decode leg to say how much of its answer reached the client.
     async fn cancel(&mut self, leg: LegId) {
+        self.cancel_pair(leg);
         if self.attempt.prefill.as_ref().is_some_and(|prefill| prefill.leg == leg) {
             self.attempt.prefill = None;
         }
@@ -313,6 +329,7 @@ impl Flight {
         if let Some(decode) = self.attempt.decode.take() {
             decode.finish();
         }
+        self.attempt.finish_pair();
         // The core hears of the end before the client does: the client's next turn must find this one ended.
         self.tell(Event::Finished {
             leg,
@@ -350,6 +367,8 @@ impl Flight {
             Leg::Prefill => self.attempt.prefill = None,
             Leg::Decode => self.attempt.decode = None,
         }
+        // Of two legs that need each other none goes on alone.
+        self.attempt.pair = None;
         if leg.leg == Leg::Decode && self.lacks_only_its_end() {
             return self.end_in_place(leg).await;
         }
@@ -470,6 +489,7 @@ impl Flight {
     fn drop_legs(&mut self) {
         self.attempt.prefill = None;
         self.attempt.decode = None;
+        self.attempt.pair = None;
         self.attempt.params = None;
     }
 

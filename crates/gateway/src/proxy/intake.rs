@@ -261,14 +261,19 @@ impl TurnRequest {
         Prompt::of_tokens(tokens, self.block_size)
     }
 
-    /// The headers of a leg. Its id differs from every other leg's: engines key their requests by it.
-    pub(crate) fn leg_headers(&self, leg: LegId) -> HeaderMap {
-        let mut headers = self.headers.clone();
+    /// A leg's name at its engine. None begins with another's.
+    pub(crate) fn leg_name(&self, leg: LegId) -> String {
         let kind = match leg.leg {
             Leg::Prefill => 'p',
             Leg::Decode => 'd',
         };
-        let id = HeaderValue::try_from(format!("{}-{}{kind}", self.name, leg.attempt));
+        format!("{}-{}{kind}", self.name, leg.attempt)
+    }
+
+    /// The headers of a leg. Its id differs from every other leg's: engines key their requests by it.
+    pub(crate) fn leg_headers(&self, leg: LegId) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        let id = HeaderValue::try_from(self.leg_name(leg));
         headers.insert(REQUEST_ID, id.expect("digits, letters and dashes are a header value"));
         headers
     }

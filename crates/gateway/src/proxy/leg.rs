@@ -1,5 +1,6 @@
 //! The two legs of an attempt as exchanges with engines. A leg that is dropped is cancelled: its connection closes.
 
+use super::abort::Abort;
 use super::native::is_last;
 use crate::upstream::{LegError, Upstream, whole};
 use bytes::Bytes;
@@ -106,6 +107,10 @@ pub(crate) struct DecodeLeg {
     pub(crate) kv: KvUse,
     phase: Phase,
     decoder: SseDecoder,
+    /// What it said already and says again.
+    again: Option<DecodeNews>,
+    /// How its engine learns that it is given up, beside the closed connection.
+    abort: Option<Abort>,
 }
 
 enum Phase {
@@ -128,11 +133,39 @@ impl DecodeLeg {
             kv,
             phase: Phase::Opening(opening.boxed()),
             decoder: SseDecoder::default(),
+            again: None,
+            abort: None,
         }
+    }
+
+    /// The same leg, aborted by name where it is dropped before its end.
+    pub(crate) fn aborted_by(mut self, abort: Abort) -> Self {
+        self.abort = Some(abort);
+        self
+    }
+
+    /// Takes back what it said.
+    pub(crate) fn say_again(&mut self, news: DecodeNews) {
+        self.again = Some(news);
     }
 
     /// What comes next. Loses nothing when dropped before.
     pub(crate) async fn news(&mut self) -> DecodeNews {
+        if let Some(news) = self.again.take() {
+            return news;
+        }
+        let news = self.next().await;
+        let answered = match &news {
+            DecodeNews::Events { done, .. } => *done,
+            DecodeNews::Failed(error) => error.answer.is_some(),
+        };
+        if let Some(abort) = self.abort.as_mut().filter(|_| answered) {
+            abort.ended();
+        }
+        news
+    }
+
+    async fn next(&mut self) -> DecodeNews {
         loop {
             match &mut self.phase {
                 Phase::Opening(response) => match response.await {

@@ -74,6 +74,11 @@ impl LegPrompt {
         }
     }
 
+    /// What is sent on.
+    pub(crate) fn body(&self) -> &Body {
+        &self.body
+    }
+
     pub(crate) fn endpoint(&self) -> Endpoint {
         self.endpoint
     }
@@ -90,12 +95,18 @@ impl LegPrompt {
         body.to_bytes()
     }
 
-    /// The leg that answers. It is always streamed and always says its tokens and its usage; what the client did not
-    /// ask for is cut on the way. `params` are the prefill leg's, word for word; they are used up.
-    pub(crate) fn decode_body(&self, params: Option<Bytes>) -> Bytes {
+    /// The request for a stream that says its usage at its end.
+    pub(crate) fn streamed(&self) -> Body {
         let mut body = Body::clone(&self.body);
         body.set("stream", &true);
         body.set_raw("stream_options", stream_options(&self.body));
+        body
+    }
+
+    /// The leg that answers. It is always streamed and always says its tokens and its usage; what the client did not
+    /// ask for is cut on the way. `params` are the prefill leg's, word for word; they are used up.
+    pub(crate) fn decode_body(&self, params: Option<Bytes>) -> Bytes {
+        let mut body = self.streamed();
         body.set("return_token_ids", &true);
         match params {
             Some(params) => body.set_raw("kv_transfer_params", params),

@@ -161,11 +161,56 @@ impl Board {
         self.workers.get(index)
     }
 
-    /// The workers that could decode this turn with a prefill of their own, now or once they have room.
+    /// The workers that could decode this turn, now or once they have room: with a prefill of their own or, those whose
+    /// engine has none, with another's.
     pub fn decoders(&self) -> impl Iterator<Item = &WorkerView> {
+        let lasting = |denied: Option<Denied>| denied.is_some_and(Denied::is_lasting);
+        let needs_aid = |worker: &WorkerView| worker.role.decodes() && worker.denies_alone == Some(Denied::Unable);
         self.workers
             .iter()
-            .filter(|worker| !worker.denies_alone.is_some_and(Denied::is_lasting))
+            .filter(move |worker| !lasting(worker.denies_alone) || (needs_aid(worker) && !lasting(worker.denies_seed)))
+    }
+
+    /// A policy's choice, where what was to be done alone by a worker whose engine cannot is done with a prefill worker's
+    /// help: the one that has it computed first. Policies need not know of such engines.
+    #[must_use]
+    pub fn aided(&self, mut choice: Choice, turn: &TurnView) -> Choice {
+        let Some(first) = choice.considered.first().map(|first| first.plan) else {
+            return choice;
+        };
+        for considered in &mut choice.considered {
+            if let Some(aided) = self.aid(considered, turn) {
+                *considered = aided;
+            }
+        }
+        let wanted = choice.considered[0];
+        if choice.plan.is_none() && wanted.plan != first {
+            choice.plan = wanted.denied.is_none().then_some(wanted.plan);
+            choice.waits_for = None;
+            choice.reason = match wanted.denied {
+                None => format!("{} cannot prefill, another does", wanted.plan.decode),
+                Some(denied) => format!(
+                    "{} cannot prefill, and no other may now: {}",
+                    wanted.plan.decode,
+                    denied.as_str()
+                ),
+            };
+        }
+        choice
+    }
+
+    /// The same with a prefill worker, where a worker alone is out of the question.
+    fn aid(&self, alone: &Considered, turn: &TurnView) -> Option<Considered> {
+        let decode = self.worker(alone.plan.decode)?;
+        let cannot = alone.plan.prefill.is_none() && decode.denies_alone == Some(Denied::Unable);
+        let aided = self.prefillers(decode).filter(|_| cannot).map(|prefill| {
+            let ahead = prefill.account.prefill_tokens + u64::from(prefill.lacks(turn));
+            let plan = decode.seeded_by(prefill.id, turn);
+            let denied = decode.denies_seed.or(prefill.denies_prefill);
+            (ahead, Considered { plan, denied, ..*alone })
+        });
+        let best = aided.min_by_key(|(ahead, aided)| (aided.denied.is_some(), *ahead, aided.plan.prefill));
+        best.map(|(_, aided)| aided)
     }
 
     /// The workers that could prefill this turn for `decode`, now or once they have room. A worker that could decode

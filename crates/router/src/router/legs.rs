@@ -333,7 +333,9 @@ impl Router {
 
     /// This request's prompt will lie, or lies, at this worker.
     fn predict(&mut self, id: RequestId, worker: WorkerId) {
-        let Some(record) = self.fleet.get(worker) else { return };
+        let Some(record) = self.fleet.get(worker).filter(|record| record.info.abilities.caches) else {
+            return;
+        };
         let clocks = &self.config.clocks;
         let exact = record.state() == crate::action::WorkerState::Exact;
         let request = &self.requests[&id];

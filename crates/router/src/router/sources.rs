@@ -68,7 +68,7 @@ impl Router {
     fn denies_export(&self, worker: &Worker, request: &Request, lacks: u32) -> Option<Denied> {
         let (account, limits) = (self.ledger.account(worker.info.id), &self.config.limits);
         self.denies_all(worker, &account, request)
-            .or_else(|| (!worker.info.transfers).then_some(Denied::Unable))
+            .or_else(|| (!worker.info.transfers || !worker.info.abilities.hands_over).then_some(Denied::Unable))
             .or_else(|| account.denies_append(lacks, limits))
             .or_else(|| account.denies_prefill(lacks, limits))
     }

@@ -37,7 +37,9 @@ impl Router {
             was_resident: session.was_resident,
             home: session.home,
             waited: self.now.saturating_since(request.queued_since),
-            may_transfer: request.transfer_failures < self.config.limits.transfer_retries,
+            // Where nobody can do without, giving up transfers would be giving up.
+            may_transfer: request.transfer_failures < self.config.limits.transfer_retries
+                || !self.fleet.iter().any(Worker::serves_alone),
         };
         let held = self
             .residency
@@ -100,10 +102,15 @@ impl Router {
             return [Some(denied); 3];
         }
         let unable = |able: bool| (!able).then_some(Denied::Unable);
+        let alone = unable(worker.info.abilities.prefills_alone);
         if self.habits.admission == Admission::AtOnce {
             let transfers = unable(worker.info.transfers);
             let decodes = unable(role.decodes());
-            return [decodes, decodes.or(transfers), unable(role.prefills()).or(transfers)];
+            return [
+                alone.or(decodes),
+                decodes.or(transfers),
+                unable(role.prefills()).or(transfers),
+            ];
         }
         let decode = || unable(role.decodes()).or_else(|| self.denies_decode(worker, account, request));
         let append = || {
@@ -115,7 +122,7 @@ impl Router {
         let prefill = unable(role.prefills() && worker.info.transfers);
         let decode = decode();
         [
-            decode.or_else(append),
+            alone.or(decode).or_else(append),
             decode.filter(|denied| denied.is_lasting()).or_else(seed).or(decode),
             prefill.or_else(|| account.denies_prefill(lacks, limits)),
         ]

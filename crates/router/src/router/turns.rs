@@ -197,7 +197,7 @@ impl Router {
     /// What the policy makes of the board as it is now.
     fn consider(&mut self, id: RequestId) -> (Board, Choice) {
         let (board, turn) = self.survey(id);
-        let choice = self.policy.choose(&board, &turn);
+        let choice = board.aided(self.policy.choose(&board, &turn), &turn);
         let choice = self.sourced(id, choice, &board, &turn);
         (board, choice)
     }

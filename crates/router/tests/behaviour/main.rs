@@ -3,6 +3,7 @@
 mod admission;
 mod habits;
 mod handoff;
+mod pushes;
 mod sessions;
 #[path = "../support/mod.rs"]
 mod support;

@@ -5,7 +5,8 @@
 use homing_kv::{BlockHash, Prompt};
 use homing_router::action::{Action, Decision, Dispatch, KvUse, RouteError, WorkerState};
 use homing_router::event::{
-    Compared, Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume, Role, SessionHint, Turn, WorkerInfo,
+    Abilities, Compared, Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume, Role, SessionHint, Turn,
+    WorkerInfo,
 };
 use homing_router::recording::{ActionDigest, Recorder};
 use homing_router::{Router, RouterConfig};
@@ -338,6 +339,7 @@ pub fn worker(id: u32, role: Role) -> WorkerInfo {
         max_context_tokens: 50_000,
         transfers: true,
         kv_events: false,
+        abilities: Abilities::default(),
     }
 }
 

@@ -216,12 +216,24 @@ fn token_ids(fields: &Fields<'_>) -> Result<Vec<u32>, KvEventError> {
         expected: "an array of token ids",
     };
     match fields.get("token_ids") {
-        Some(ValueRef::Array(items)) => items.iter().map(|item| as_u32(item).ok_or(SHAPE)).collect(),
+        Some(ValueRef::Array(items)) => items.iter().map(|item| token(item).ok_or(SHAPE)).collect(),
         _ => Err(SHAPE),
     }
 }
 
+/// A token's id. SGLang's cache of a model with a draft model is keyed by pairs of neighbours: the first is the page's own.
+fn token(value: &ValueRef<'_>) -> Option<u32> {
+    match value {
+        ValueRef::Array(pair) => pair.first().and_then(as_u32),
+        id => as_u32(id),
+    }
+}
+
 fn extra_keys(fields: &Fields<'_>) -> Vec<Option<Vec<String>>> {
+    // SGLang has the salt in a field of its own, and one for all blocks of an event.
+    if let Some(salt) = fields.text("cache_salt") {
+        return vec![Some(vec![salt])];
+    }
     let Some(ValueRef::Array(blocks)) = fields.get("extra_keys") else {
         return Vec::new();
     };

@@ -1,7 +1,7 @@
 //! What a decode leg says, piece by piece: read for the core, said to the client.
 
 use super::Flight;
-use crate::upstream::{LegError, cause_of};
+use crate::upstream::{LegError, cause_of, status_in_stream};
 use bytes::{Bytes, BytesMut};
 use homing_router::action::KvUse;
 use homing_router::event::{Event, FailureCause, LegId};
@@ -25,10 +25,8 @@ impl Flight {
             } else {
                 kv
             };
-            LegError::new(
-                cause_of(StatusCode::INTERNAL_SERVER_ERROR, fault.code.as_deref(), kv),
-                fault.detail,
-            )
+            let status = status_in_stream(fault.code.as_deref());
+            LegError::in_stream(cause_of(status, fault.code.as_deref(), kv), status, fault.detail, data)
         })?;
         if taken.is_first_output {
             self.first_token.get_or_insert(self.shell.clock.now());
