@@ -6,10 +6,12 @@
 mod discovery;
 mod feed;
 mod mapping;
+mod sessions;
 mod sglang;
 mod source;
 mod watch;
 
+pub(crate) use sessions::{Closed, OpenSessions};
 pub(crate) use sglang::Server;
 pub(crate) use source::{EXPECTED_SOURCE, EventSource, is_endpoint};
 pub(crate) use watch::{Doubt, Watch};

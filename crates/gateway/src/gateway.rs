@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::config::{GatewayConfig, WorkerSpec};
 use crate::core_task::{CoreHandle, CoreTask};
-use crate::engine::{Doubt, EXPECTED_SOURCE, EventSource, ResyncSender, Watch, is_endpoint};
+use crate::engine::{Doubt, EXPECTED_SOURCE, EventSource, OpenSessions, ResyncSender, Watch, is_endpoint};
 use crate::fleet::Fleet;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch as PrefixWatch;
@@ -269,6 +269,7 @@ impl Parts {
             Some(vocabulary) => Tokeniser::of_vocabulary(vocabulary, config.router.block_size),
             None => Tokeniser::of_engines(Arc::clone(&self.fleet), self.upstream.clone()),
         };
+        let life = life();
         Shell {
             core,
             fleet: self.fleet,
@@ -282,10 +283,11 @@ impl Parts {
             client_stall: config.clocks.client_stall,
             prefixes: PrefixWatch::default(),
             canonical: config.canonicalise.then(|| Arc::new(Canonical::default())),
+            open_sessions: OpenSessions::new(life, config.router.clocks.session_idle),
             turns: broadcast::channel(TURN_LOGS).0,
             abandon: CancellationToken::new(),
             flights: TaskTracker::new(),
-            life: life(),
+            life,
             requests: AtomicU64::new(0),
         }
     }

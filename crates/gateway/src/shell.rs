@@ -3,6 +3,7 @@
 
 use crate::clock::Clock;
 use crate::core_task::CoreHandle;
+use crate::engine::OpenSessions;
 use crate::fleet::Fleet;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch;
@@ -35,6 +36,8 @@ pub(crate) struct Shell {
     pub(crate) prefixes: Watch,
     /// Undoes known breaks of prefixes, where that is wanted.
     pub(crate) canonical: Option<Arc<Canonical>>,
+    /// Sessions that SGLang servers keep apart.
+    pub(crate) open_sessions: OpenSessions,
     pub(crate) turns: broadcast::Sender<TurnLog>,
     /// Cancelled when requests under way are not waited for any longer.
     pub(crate) abandon: CancellationToken,

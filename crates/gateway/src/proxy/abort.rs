@@ -1,13 +1,16 @@
-//! A leg's end by name: an SGLang server that is not told takes seconds to notice that nobody listens any more.
+//! What an SGLang server is told beside its requests: that one is not wanted any more, that a session is over.
+//!
+//! A server that is not told of a request's end takes seconds to notice that nobody listens any more.
 
 use crate::upstream::Upstream;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, header};
 use http_body_util::Full;
+use serde_json::{Value, json};
 use std::time::Duration;
 
-/// How long telling may take; the connection was closed as well.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long telling may take.
+const TELL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Tells a server that a request is not wanted any more, when it is dropped before the request has ended.
 pub(crate) struct Abort {
@@ -17,19 +20,11 @@ pub(crate) struct Abort {
 }
 
 impl Abort {
-    /// `uri` is the server's `/abort_request`, `headers` are the leg's own: a server with an API key wants it here, too.
+    /// `uri` is the server's `/abort_request`, `headers` are the leg's own.
     pub(crate) fn new(upstream: Upstream, uri: &str, headers: &HeaderMap, rid: &str) -> Self {
-        let body = serde_json::json!({ "rid": rid }).to_string();
-        let mut request = Request::builder()
-            .method(Method::POST)
-            .uri(uri)
-            .header(header::CONTENT_TYPE, "application/json");
-        if let Some(key) = headers.get(header::AUTHORIZATION) {
-            request = request.header(header::AUTHORIZATION, key);
-        }
         Self {
             upstream,
-            request: request.body(Full::from(body)).ok(),
+            request: command(uri, headers, &json!({ "rid": rid })),
         }
     }
 
@@ -41,15 +36,31 @@ impl Abort {
 
 impl Drop for Abort {
     fn drop(&mut self) {
-        let (Some(request), Ok(runtime)) = (self.request.take(), tokio::runtime::Handle::try_current()) else {
-            return;
-        };
-        let upstream = self.upstream.clone();
-        runtime.spawn(async move {
-            // A server that cannot be told notices the closed connection.
-            if let Err(error) = upstream.exchange(request, ABORT_TIMEOUT).await {
-                tracing::debug!(error, "a request could not be aborted by name");
-            }
-        });
+        tell_server(self.upstream.clone(), self.request.take());
     }
+}
+
+/// A command. A server with an API key wants it here, too.
+pub(crate) fn command(uri: &str, headers: &HeaderMap, body: &Value) -> Option<Request<Full<Bytes>>> {
+    let mut request = Request::builder()
+        .method(Method::POST)
+        .uri(uri)
+        .header(header::CONTENT_TYPE, "application/json");
+    if let Some(key) = headers.get(header::AUTHORIZATION) {
+        request = request.header(header::AUTHORIZATION, key);
+    }
+    request.body(Full::from(body.to_string())).ok()
+}
+
+/// Sends a command without waiting for it. One that does not get through costs what it would have saved: a server frees an
+/// aborted request once it notices the closed connection, and a session once it needs the room.
+pub(crate) fn tell_server(upstream: Upstream, command: Option<Request<Full<Bytes>>>) {
+    let (Some(command), Ok(runtime)) = (command, tokio::runtime::Handle::try_current()) else {
+        return;
+    };
+    runtime.spawn(async move {
+        if let Err(error) = upstream.exchange(command, TELL_TIMEOUT).await {
+            tracing::debug!(error, "an engine could not be told");
+        }
+    });
 }

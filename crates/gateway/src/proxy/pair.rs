@@ -57,14 +57,6 @@ impl Pair {
         }
     }
 
-    /// Whether this is one of its legs, as long as that has not ended.
-    pub(crate) fn has(&self, leg: LegId) -> bool {
-        [&self.prefill, &self.decode]
-            .into_iter()
-            .flatten()
-            .any(|of| of.leg == leg)
-    }
-
     /// Whether anything is to come.
     pub(crate) const fn is_active(&self) -> bool {
         self.prefill.is_some() || (self.decode.is_some() && self.early.is_none())
@@ -86,8 +78,9 @@ impl Pair {
             let (prefill, decode) = (&mut self.prefill, &mut self.decode);
             let news = tokio::select! {
                 biased;
-                news = said(prefill), if prefill.is_some() => self.prefill_said(news),
+                // The first look at a leg sends it.
                 news = said(decode), if waits && decode.is_some() => self.decode_said(news),
+                news = said(prefill), if prefill.is_some() => self.prefill_said(news),
                 else => std::future::pending().await,
             };
             if let Some(news) = news {

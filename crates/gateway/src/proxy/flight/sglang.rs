@@ -4,8 +4,8 @@
 //! server, so it must know all of the sampling. SGLang's own balancers do the same.
 
 use super::{Attempt, Flight};
-use crate::engine::Server;
-use crate::proxy::abort::Abort;
+use crate::engine::{Closed, Server};
+use crate::proxy::abort::{Abort, command, tell_server};
 use crate::proxy::leg::{DecodeLeg, LegRequest};
 use crate::proxy::legs::{Endpoint, LegPrompt};
 use crate::proxy::pair::{Pair, PairNews};
@@ -16,6 +16,7 @@ use homing_router::event::{Event, FailureCause, Leg, LegId};
 use homing_wire::openai::{ApiError, Body};
 use homing_wire::sglang::{Bootstrap, Routing, room};
 use http::{HeaderValue, StatusCode};
+use serde_json::json;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
@@ -28,6 +29,7 @@ impl Flight {
         let Some(server) = self.shell.fleet.sglang(dispatch.worker) else {
             return false;
         };
+        // `Import` finds its leg sent already.
         match dispatch.kv {
             KvUse::Export => {
                 if let Err(error) = self.begin_pair(dispatch, &server) {
@@ -101,8 +103,27 @@ impl Flight {
         Routing {
             rid: self.request.leg_name(dispatch.leg),
             rank: self.shell.fleet.rank(dispatch.worker),
+            session_id: self.session_at(dispatch),
             ..Routing::default()
         }
+    }
+
+    /// The session's name at a server that keeps sessions apart; those that are over are closed.
+    fn session_at(&self, dispatch: Dispatch) -> Option<String> {
+        let Self { shell, request, .. } = self;
+        let session = self.decision.as_ref()?.session;
+        shell
+            .fleet
+            .sglang(dispatch.worker)
+            .filter(|server| server.session_cache)?;
+        let (name, closed) = shell.open_sessions.used(shell.clock.now(), dispatch.worker, session);
+        let headers = request.leg_headers(dispatch.leg);
+        for Closed { worker, name } in closed {
+            let uri = shell.fleet.uri(worker, "/close_session");
+            let over = command(&uri, &headers, &json!({ "session_id": name }));
+            tell_server(shell.upstream.clone(), over);
+        }
+        Some(name)
     }
 
     fn sglang_leg(&self, dispatch: Dispatch, routing: &Routing) -> DecodeLeg {
@@ -120,9 +141,9 @@ impl Flight {
         }
     }
 
-    /// Gives the legs of a handoff up, where this is one of them.
+    /// Gives the legs of a handoff up, where this is one of its attempt.
     pub(super) fn cancel_pair(&mut self, leg: LegId) {
-        if self.attempt.pair.as_ref().is_some_and(|pair| pair.has(leg)) {
+        if leg.attempt == self.attempt.number {
             self.attempt.pair = None;
         }
     }
