@@ -21,6 +21,7 @@ pub fn run() -> Result<()> {
     println!("\n==> tidy");
     let listed = shell::output("git", &["ls-files", "*.rs"])?;
     let mut wrong = Vec::new();
+    build_outputs_are_not_tracked(&mut wrong)?;
     for path in String::from_utf8(listed)?.lines() {
         let file = shell::root().join(path);
         if file.exists() {
@@ -30,6 +31,19 @@ pub fn run() -> Result<()> {
     }
     pure_crates_are_fenced(&shell::root().join("crates"), &mut wrong)?;
     ensure!(wrong.is_empty(), "not tidy:\n  {}", wrong.join("\n  "));
+    Ok(())
+}
+
+/// What a build or a benchmark leaves, wherever it was started, is no source.
+fn build_outputs_are_not_tracked(wrong: &mut Vec<String>) -> Result<()> {
+    let listed = shell::output("git", &["ls-files", "target/*", "**/target/*"])?;
+    let tracked = String::from_utf8(listed)?;
+    wrong.extend(
+        tracked
+            .lines()
+            .next()
+            .map(|path| format!("{path}: a build output is tracked")),
+    );
     Ok(())
 }
 
