@@ -63,6 +63,8 @@ impl Feed {
                 Ok(socket) => {
                     pause = RETRY_FIRST;
                     self.follow(socket, &source, resyncs).await;
+                    // A process that was replaced between two probes has shown nothing else yet.
+                    self.doubt.raise();
                 }
                 Err(error) => {
                     tracing::debug!(worker = %self.worker, %source, error, "kv events cannot be subscribed to");

@@ -38,8 +38,8 @@ pub(crate) struct Doubt {
 }
 
 impl Doubt {
-    /// Its metrics speak of another life.
-    fn raise(&self) {
+    /// Something speaks of another life: its metrics, or a connection that broke.
+    pub(super) fn raise(&self) {
         self.pending.store(true, Ordering::Relaxed);
     }
 
