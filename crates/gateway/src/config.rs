@@ -165,6 +165,13 @@ pub struct GatewayClocks {
     pub retry_cap: Duration,
     /// How long a client may leave a piece of its stream untaken.
     pub client_stall: Duration,
+    /// A client of a stream that has got nothing for so long is sent a sign of life, so that neither it nor a proxy
+    /// before the router gives up: `200` and a comment line, or Anthropic's `ping`. An error after that is an event of the stream. 0 sends
+    /// none.
+    pub keep_alive: Duration,
+    /// How long KV that a worker holds for another counts as there: less than the lease after which engines let it go (30 s
+    /// in vLLM and in the embedded worker).
+    pub offer: Duration,
     /// How long requests may go on after a shutdown began.
     pub drain: Duration,
 }
@@ -178,6 +185,8 @@ impl Default for GatewayClocks {
             poll_timeout: Duration::from_secs(5),
             retry_cap: Duration::from_secs(2),
             client_stall: Duration::from_secs(120),
+            keep_alive: Duration::from_secs(15),
+            offer: Duration::from_secs(25),
             drain: Duration::from_secs(5),
         }
     }

@@ -6,7 +6,7 @@
 //! the truth about a second one.
 
 use crate::clock::Clock;
-use crate::engine::{Resync, ResyncSender};
+use crate::engine::Watched;
 use crate::recorder::Recorder;
 use crate::telemetry::Telemetry;
 use homing_router::action::{Action, Decision, Dispatch, RouteError, WorkerState};
@@ -113,8 +113,8 @@ pub(crate) struct CoreTask {
     pub(crate) router: Router,
     pub(crate) clock: Clock,
     pub(crate) flights: HashMap<RequestId, mpsc::Sender<Command>>,
-    /// Where each worker's replays are ordered.
-    pub(crate) resyncs: HashMap<WorkerId, ResyncSender>,
+    /// Who watches each worker.
+    pub(crate) watched: HashMap<WorkerId, Watched>,
     pub(crate) recorder: Option<Recorder>,
     pub(crate) telemetry: Arc<Telemetry>,
     /// The last decisions, for `/admin/decisions`.
@@ -204,15 +204,18 @@ impl CoreTask {
             }
             Action::Resync { worker, from_sequence } => {
                 self.telemetry.kv_resync(worker);
-                let order = Resync { from_sequence };
-                let taken = self
-                    .resyncs
-                    .get(&worker)
-                    .is_some_and(|feed| feed.try_send(order).is_ok());
+                let watched = self.watched.get(&worker);
+                let taken = watched.is_some_and(|watched| watched.replay_from(from_sequence));
                 (!taken).then_some(Event::ResyncDone {
                     worker,
                     complete: false,
                 })
+            }
+            Action::Identify { worker } => {
+                if let Some(watched) = self.watched.get(&worker) {
+                    watched.identify();
+                }
+                None
             }
             Action::WorkerState { worker, state } => {
                 tracing::info!(%worker, ?state, "worker state");

@@ -8,6 +8,7 @@ mod feed;
 mod mapping;
 mod sessions;
 mod sglang;
+mod sockets;
 mod source;
 mod watch;
 
@@ -16,6 +17,7 @@ pub(crate) use sglang::Server;
 pub(crate) use source::{EXPECTED_SOURCE, EventSource, is_endpoint};
 pub(crate) use watch::{Doubt, Watch};
 
+use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// An order of the core to replay a worker's KV events.
@@ -24,5 +26,21 @@ pub(crate) struct Resync {
     pub(crate) from_sequence: u64,
 }
 
-/// Where replays are ordered; one at a time.
-pub(crate) type ResyncSender = mpsc::Sender<Resync>;
+/// A worker under watch, as the core's task reaches it.
+pub(crate) struct Watched {
+    /// Where replays are ordered; one at a time.
+    pub(crate) resyncs: mpsc::Sender<Resync>,
+    pub(crate) doubt: Arc<Doubt>,
+}
+
+impl Watched {
+    /// Orders a replay; `false` where one is under way already.
+    pub(crate) fn replay_from(&self, from_sequence: u64) -> bool {
+        self.resyncs.try_send(Resync { from_sequence }).is_ok()
+    }
+
+    /// Has the worker asked who it is.
+    pub(crate) fn identify(&self) {
+        self.doubt.sequence_began_anew();
+    }
+}

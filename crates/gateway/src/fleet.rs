@@ -8,8 +8,9 @@ use crate::engine::{EventSource, Server};
 use crate::proxy::dialect::Dialect;
 use arc_swap::ArcSwapOption;
 use homing_router::event::{Role, WorkerInfo};
-use homing_units::WorkerId;
+use homing_units::{BootEpoch, WorkerId};
 use homing_wire::openai::{ApiError, ModelCard};
+use homing_wire::transfer_offer::Life;
 use http::{HeaderName, HeaderValue};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -139,6 +140,15 @@ impl Fleet {
     /// The address of a path of a worker.
     pub(crate) fn uri(&self, worker: WorkerId, path: &str) -> String {
         self.member(worker).map(|member| member.uri(path)).unwrap_or_default()
+    }
+
+    /// The life that a worker is known to live.
+    pub(crate) fn life(&self, worker: WorkerId) -> Life {
+        let known = self.member(worker).and_then(Member::known);
+        Life {
+            worker,
+            epoch: known.map_or_else(BootEpoch::default, |known| known.info.epoch),
+        }
     }
 
     /// Whether a worker is to be asked in this dialect.

@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::config::{GatewayConfig, WorkerSpec};
 use crate::core_task::{CoreHandle, CoreTask};
-use crate::engine::{Doubt, EXPECTED_SOURCE, EventSource, OpenSessions, ResyncSender, Watch, is_endpoint};
+use crate::engine::{Doubt, EXPECTED_SOURCE, EventSource, OpenSessions, Watch, Watched, is_endpoint};
 use crate::fleet::Fleet;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch as PrefixWatch;
@@ -96,8 +96,8 @@ impl Gateway {
         let parts = Parts::new(&config);
         let (core, messages) = CoreHandle::channel();
         let recorder = recorder(&config)?;
-        let (watches, resyncs) = parts.watch(&config, &core);
-        let core_task = tokio::spawn(parts.core(&config, resyncs, recorder).run(messages));
+        let (watches, watched) = parts.watch(&config, &core);
+        let core_task = tokio::spawn(parts.core(&config, watched, recorder).run(messages));
         let shell = Arc::new(parts.shell(&config, core, vocabulary));
         let turns = shell.turns.clone();
         let ends = Ends {
@@ -207,7 +207,7 @@ impl Drop for Gateway {
 }
 
 /// Where the core orders replays of each worker's KV events.
-type Resyncs = HashMap<WorkerId, ResyncSender>;
+type WatchedWorkers = HashMap<WorkerId, Watched>;
 
 /// What the tasks of a gateway have in common.
 struct Parts {
@@ -230,10 +230,11 @@ impl Parts {
     }
 
     /// Starts a watch for each worker.
-    fn watch(&self, config: &GatewayConfig, core: &CoreHandle) -> (Vec<JoinHandle<()>>, Resyncs) {
+    fn watch(&self, config: &GatewayConfig, core: &CoreHandle) -> (Vec<JoinHandle<()>>, WatchedWorkers) {
         let mut watches = Vec::new();
-        let mut resyncs = Resyncs::new();
+        let mut watched = WatchedWorkers::new();
         for member in self.fleet.members() {
+            let doubt = Arc::new(Doubt::default());
             let watch = Watch {
                 worker: member.id,
                 fleet: Arc::clone(&self.fleet),
@@ -242,21 +243,21 @@ impl Parts {
                 telemetry: Arc::clone(&self.telemetry),
                 clocks: config.clocks.clone(),
                 block_size: config.router.block_size,
-                doubt: Arc::new(Doubt::default()),
+                doubt: Arc::clone(&doubt),
             };
-            let (sender, orders) = mpsc::channel(RESYNCS);
-            resyncs.insert(member.id, sender);
+            let (resyncs, orders) = mpsc::channel(RESYNCS);
+            watched.insert(member.id, Watched { resyncs, doubt });
             watches.push(tokio::spawn(watch.run(orders)));
         }
-        (watches, resyncs)
+        (watches, watched)
     }
 
-    fn core(&self, config: &GatewayConfig, resyncs: Resyncs, recorder: Option<Recorder>) -> CoreTask {
+    fn core(&self, config: &GatewayConfig, watched: WatchedWorkers, recorder: Option<Recorder>) -> CoreTask {
         CoreTask {
             router: Router::new(config.router.clone()),
             clock: self.clock,
             flights: HashMap::new(),
-            resyncs,
+            watched,
             recorder,
             telemetry: Arc::clone(&self.telemetry),
             decisions: VecDeque::new(),
@@ -281,6 +282,8 @@ impl Parts {
             block_size: config.router.block_size,
             default_output_tokens: config.limits.default_output_tokens.max(1),
             client_stall: config.clocks.client_stall,
+            keep_alive: Some(config.clocks.keep_alive).filter(|every| !every.is_zero()),
+            offer: config.clocks.offer,
             prefixes: PrefixWatch::default(),
             canonical: config.canonicalise.then(|| Arc::new(Canonical::default())),
             open_sessions: OpenSessions::new(life, config.router.clocks.session_idle),

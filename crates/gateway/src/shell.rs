@@ -32,6 +32,10 @@ pub(crate) struct Shell {
     pub(crate) block_size: u32,
     pub(crate) default_output_tokens: u32,
     pub(crate) client_stall: Duration,
+    /// See `GatewayClocks::keep_alive`; `None` where it is off.
+    pub(crate) keep_alive: Option<Duration>,
+    /// See `GatewayClocks::offer`.
+    pub(crate) offer: Duration,
     /// What sessions' last prompts were.
     pub(crate) prefixes: Watch,
     /// Undoes known breaks of prefixes, where that is wanted.

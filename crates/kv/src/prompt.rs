@@ -36,6 +36,15 @@ impl Prompt {
         Self::new(crate::hash_blocks(tokens, block_size), length, block_size)
     }
 
+    /// Its first so many blocks, of `block_size` tokens, as a prompt of their own.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    #[must_use]
+    pub fn prefix(&self, blocks: u32, block_size: u32) -> Self {
+        Self::new(&self.blocks[..blocks as usize], blocks * block_size, block_size)
+    }
+
     /// The chained hash after the last whole block.
     #[must_use]
     pub fn tip(&self) -> Option<BlockHash> {

@@ -1,7 +1,9 @@
 //! JSON as a template sees it, read straight from the bytes of a request: one copy of each string, not four.
 //!
-//! Whether it came by way of `serde_json::Value` or straight, the same JSON is the same value: members sorted by name, of
-//! a name that occurs twice the last one, numbers beyond 64 bits as floating-point ones.
+//! Members keep the order in which the client wrote them, as in Python's dictionaries, because templates print them
+//! (`tojson`); of a name that occurs twice the last value counts, at the place of the first. Numbers beyond 64 bits are floating-point
+//! ones. JSON that comes by way of `serde_json::Value` has its members sorted by name: whoever needs a prompt to the token reads
+//! a [`ChatValue`] straight from the bytes.
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
@@ -138,7 +140,7 @@ mod tests {
         };
         check("null");
         check("[true, 1, -1, 0, 2.5, 1e30, 18446744073709551615, 18446744073709551616]");
-        check(r#"{"b": [], "a": {"c": "\u00e9\n\ud83d\ude42", "c": 2}, "b": {}}"#);
+        check(r#"{"a": {"c": "\u00e9\n\ud83d\ude42", "c": 2}, "b": [], "b": {}}"#);
         check(r#"["", "\u0000", "a long text, longer than what is kept in place"]"#);
     }
 

@@ -40,6 +40,7 @@ mod stream;
 mod strftime;
 mod template;
 mod tiny;
+mod to_json;
 mod tokenizer;
 mod vocabulary;
 

@@ -5,12 +5,15 @@
 //! router and a worker render the same prompt.
 //!
 //! Messages come in OpenAI's form and are brought into the form that templates expect: text parts are joined, absent
-//! content is empty, the arguments of tool calls become objects. Anything else is refused, not dropped.
+//! content is empty, the arguments of tool calls become objects. Anything else is refused, not dropped. Function tools are
+//! brought into the form in which vLLM hands them to a template: the members of its own schema in its order, an absent
+//! description or absent parameters as null, and no others (0.32, `FunctionDefinition`).
 
-use crate::chat_value::{ChatSource, with_item};
+use crate::chat_value::{ChatSource, ChatValue, with_item};
 use crate::strftime::strftime;
+use crate::to_json::to_json;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde_json::Value as Json;
 use std::sync::Arc;
@@ -92,7 +95,8 @@ impl ChatTemplate {
         let tools = input
             .tools
             .map(ChatSource::value)
-            .filter(|tools| tools.len() != Some(0));
+            .filter(|tools| tools.len() != Some(0))
+            .map(|tools| function_tools(&tools));
         let seconds = input.unix_seconds;
         let now = Value::from_function(move |format: &str| {
             strftime(format, seconds).map_err(|error| Error::new(ErrorKind::InvalidOperation, error))
@@ -178,6 +182,32 @@ fn tidy(index: usize, message: Value) -> Result<Value, TemplateError> {
     })
 }
 
+/// Tools as vLLM hands them to a template; what is no function tool stays what it is.
+fn function_tools(tools: &Value) -> Value {
+    let Ok(items) = tools.try_iter() else {
+        return tools.clone();
+    };
+    items.map(|tool| function_tool(&tool).unwrap_or(tool)).collect()
+}
+
+fn function_tool(tool: &Value) -> Option<Value> {
+    let function = member(tool, "function").filter(|function| function.kind() == ValueKind::Map)?;
+    let given = |object: &Value, name: &str| member(object, name).filter(|value| !value.is_none());
+    let deferred = given(tool, "defer_loading");
+    let always = ["name", "description", "parameters"].map(|name| {
+        let value = member(&function, name).unwrap_or_else(|| Value::from(()));
+        (name, value)
+    });
+    let strict = given(&function, "strict").map(|value| ("strict", value));
+    let defers = given(&function, "defer_loading").or_else(|| deferred.clone());
+    let defers = defers.map(|value| ("defer_loading", value));
+    let function = Value::from_pairs(always.into_iter().chain(strict).chain(defers));
+    let kind = member(tool, "type").unwrap_or_else(|| Value::from("function"));
+    let members = [("type", kind), ("function", function)];
+    let deferred = deferred.map(|value| ("defer_loading", value));
+    Some(Value::from_pairs(members.into_iter().chain(deferred)))
+}
+
 /// An object's member.
 fn member(object: &Value, name: &str) -> Option<Value> {
     let value = object.get_attr(name).ok()?;
@@ -222,92 +252,12 @@ fn parse_arguments(call: &Value) -> Value {
     let parsed = || {
         let function = member(call, "function")?;
         let arguments = member(&function, "arguments")?;
-        let parsed: Json = serde_json::from_str(arguments.as_str()?).ok()?;
-        let function = parsed
-            .is_object()
-            .then(|| with_item(&function, "arguments", parsed.value()))?;
+        let parsed: ChatValue = serde_json::from_str(arguments.as_str()?).ok()?;
+        let parsed = parsed.value();
+        let function = (parsed.kind() == ValueKind::Map).then(|| with_item(&function, "arguments", parsed))?;
         Some(with_item(call, "function", function))
     };
     parsed().unwrap_or_else(|| call.clone())
-}
-
-/// `json.dumps(value, ensure_ascii=False, indent=indent)`.
-fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let mut writer = JsonWriter {
-        text: String::new(),
-        indent,
-        depth: 0,
-    };
-    writer.write(value)?;
-    Ok(Value::from_safe_string(writer.text))
-}
-
-struct JsonWriter {
-    text: String,
-    /// Spaces a level, or `None` for one line.
-    indent: Option<usize>,
-    depth: usize,
-}
-
-impl JsonWriter {
-    fn write(&mut self, value: &Value) -> Result<(), Error> {
-        match value.kind() {
-            ValueKind::Undefined | ValueKind::None => self.text.push_str("null"),
-            ValueKind::Bool => self.text.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => self.text.push_str(&value.to_string()),
-            ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Value> = value.try_iter()?.collect();
-                self.items(("[", "]"), &items, |writer, item| writer.write(item))?;
-            }
-            ValueKind::Map => {
-                let keys: Vec<Value> = value.try_iter()?.collect();
-                self.items(("{", "}"), &keys, |writer, key| {
-                    writer.string(&key.to_string());
-                    writer.text.push_str(": ");
-                    writer.write(&value.get_item(key)?)
-                })?;
-            }
-            _ => self.string(&value.to_string()),
-        }
-        Ok(())
-    }
-
-    fn string(&mut self, text: &str) {
-        self.text.push_str(&Json::from(text).to_string());
-    }
-
-    fn items(
-        &mut self,
-        (open, close): (&str, &str),
-        items: &[Value],
-        write: impl Fn(&mut Self, &Value) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        self.text.push_str(open);
-        self.depth += 1;
-        for (index, item) in items.iter().enumerate() {
-            if index > 0 {
-                self.text.push_str(if self.indent.is_some() { "," } else { ", " });
-            }
-            self.new_line();
-            write(self, item)?;
-        }
-        self.depth -= 1;
-        if !items.is_empty() {
-            self.new_line();
-        }
-        self.text.push_str(close);
-        Ok(())
-    }
-
-    fn new_line(&mut self) {
-        if let Some(indent) = self.indent {
-            self.text.push('\n');
-            self.text.extend(std::iter::repeat_n(' ', indent * self.depth));
-        }
-    }
 }
 
 #[cfg(test)]
@@ -360,9 +310,8 @@ mod tests {
         );
         check(
             "{{ messages[0].tool_calls[0].function.arguments | tojson }}",
-            r#"{"a": "é<'&", "b": [1, 2.5, null]}"#,
+            r#"{"b": [1, 2.5, null], "a": "é<'&"}"#,
         );
-        check("{{ [1, {}, []] | tojson(indent=2) }}", "[\n  1,\n  {},\n  []\n]");
         check("{{ messages[0].tool_calls[0].function.arguments['b'] | length }}", "3");
         check("{{ tools | length }}{{ strftime_now('%d %b %Y') }}", "114 Nov 2023");
         check(
@@ -374,6 +323,36 @@ mod tests {
             "yes",
         );
         check("{{ messages[0].content }}\n", " Hi <b> ");
+    }
+
+    /// What vLLM 0.32 handed to `tojson` for these tools.
+    #[test]
+    fn tools_have_the_members_that_vllm_gives_them_in_its_order() {
+        let check = |tool: &str, expected: &str| {
+            let tools: ChatValue = serde_json::from_str(&format!("[{tool}]")).unwrap();
+            let messages: ChatValue = serde_json::from_str(r#"[{"role": "user", "content": "hi"}]"#).unwrap();
+            let template = ChatTemplate::new("{{ tools[0] | tojson }}", "", "").unwrap();
+            let input = ChatInput {
+                messages: &messages,
+                tools: Some(&tools),
+                add_generation_prompt: true,
+                unix_seconds: 0,
+            };
+            assert_eq!(template.render(&input).as_deref(), Ok(expected), "{tool}");
+        };
+        check(
+            r#"{"function":{"parameters":{"z":{},"a":1},"name":"f","description":"d","strict":null},"type":"function"}"#,
+            r#"{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"z": {}, "a": 1}}}"#,
+        );
+        check(
+            r#"{"type":"function","cache_control":{},"function":{"name":"f","strict":true,"odd":1}}"#,
+            r#"{"type": "function", "function": {"name": "f", "description": null, "parameters": null, "strict": true}}"#,
+        );
+        check(
+            r#"{"type":"function","defer_loading":true,"function":{"name":"f"}}"#,
+            r#"{"type": "function", "function": {"name": "f", "description": null, "parameters": null, "defer_loading": true}, "defer_loading": true}"#,
+        );
+        check(r#"{"name":"f","b":1,"a":2}"#, r#"{"name": "f", "b": 1, "a": 2}"#);
     }
 
     #[test]

@@ -170,6 +170,12 @@ pub struct DecisionLine {
     pub prefill_worker: Option<String>,
     /// Where it decodes.
     pub worker: String,
+    /// Who lends the prefill worker the session's history, if anybody does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetches_from: Option<String>,
+    /// The tokens of that history.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetched_tokens: Option<u32>,
     /// Prompt length.
     pub prompt_tokens: u32,
     /// Prompt tokens expected in the decode worker's cache.
@@ -191,6 +197,9 @@ pub struct CandidateLine {
     pub prefill_worker: Option<String>,
     /// Where it would decode.
     pub worker: String,
+    /// Who would lend the prefill worker the session's history, if anybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetches_from: Option<String>,
     /// Prompt tokens resident there.
     pub resident_tokens: u32,
     /// The policy's cost, lower is better; null where it has none.
@@ -417,6 +426,7 @@ mod tests {
             path: Path::Seed,
             prefill_worker: Some("p0".to_owned()),
             worker: d1,
+            fetches_from: None,
             resident_tokens: 0,
             score: Some(0.5),
             forbidden: Some("no room".to_owned()),
@@ -431,6 +441,8 @@ mod tests {
                 path: Path::Append,
                 prefill_worker: None,
                 worker: d0,
+                fetches_from: None,
+                fetched_tokens: None,
                 prompt_tokens: 9,
                 expected_cached_tokens: 8,
                 queued_s: 0.0,

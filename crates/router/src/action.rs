@@ -35,6 +35,11 @@ pub enum Action {
         /// First sequence number that is missing.
         from_sequence: u64,
     },
+    /// Ask a worker who it is, and report it with [`crate::event::Event::Health`]: it may live another life than the one that is known.
+    Identify {
+        /// The worker.
+        worker: WorkerId,
+    },
     /// A worker's state has changed; for logs and metrics.
     WorkerState {
         /// The worker.
@@ -53,6 +58,22 @@ pub struct Dispatch {
     pub worker: WorkerId,
     /// What happens with its KV.
     pub kv: KvUse,
+    /// Only so many first tokens of the prompt, whole blocks, are the leg's own prompt ([`Leg::Lend`], [`Leg::Fetch`]); `None`
+    /// where it is the whole prompt.
+    ///
+    /// [`Leg::Lend`]: crate::event::Leg::Lend
+    /// [`Leg::Fetch`]: crate::event::Leg::Fetch
+    pub prefix_tokens: Option<u32>,
+}
+
+/// The history that a prefill worker pulls from the worker that holds it, before it prefills what follows: a heavy tail is
+/// computed elsewhere without the history being computed twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetch {
+    /// Who holds it, and lends it.
+    pub from: WorkerId,
+    /// So many first tokens of the prompt, whole blocks.
+    pub tokens: u32,
 }
 
 /// What happens with a leg's KV.
@@ -61,11 +82,11 @@ pub struct Dispatch {
 pub enum KvUse {
     /// The worker prefills what it lacks (`append`, `local`).
     Local,
-    /// A prefill leg: hold the KV for the decode leg of the same attempt.
+    /// Hold the KV for the leg of the same attempt that pulls from this one (`Lend`, `Prefill`).
     Export,
-    /// A decode leg: pull from the prefill leg of the same attempt, with the parameters of its answer.
+    /// Pull from the leg of the same attempt that holds the KV, with the parameters of its answer (`Fetch`, `Decode`).
     Import {
-        /// Where the prefill leg ran.
+        /// Where that leg ran.
         from: WorkerId,
     },
 }
@@ -117,6 +138,8 @@ pub struct Decision {
     pub prefill: Option<WorkerId>,
     /// Where its decode leg goes.
     pub decode: WorkerId,
+    /// What the prefill worker pulls before it prefills, if anything.
+    pub fetch: Option<Fetch>,
     /// Prompt length in tokens.
     pub prompt_tokens: u32,
     /// Prompt tokens expected in the decode worker's cache.
@@ -141,6 +164,8 @@ pub struct Candidate {
     pub prefill: Option<WorkerId>,
     /// Where its decode leg would go.
     pub decode: WorkerId,
+    /// What the prefill worker would pull before it prefills, if anything.
+    pub fetch: Option<Fetch>,
     /// Prompt tokens resident at the decode worker.
     pub resident_tokens: u32,
     /// The policy's score; lower is better. Its unit is the policy's (seconds for `homing`).

@@ -7,6 +7,7 @@
 //! No deadlock: bounds on tokens do not hold for a worker that has nothing of that kind in flight, so each request that fits
 //! a pool at all is admitted once the pool is idle.
 
+use crate::action::Fetch;
 use crate::config::Limits;
 use crate::sessions::shared_blocks;
 use homing_kv::Prompt;
@@ -40,18 +41,21 @@ pub struct Account {
 pub(crate) struct Demand {
     pub(crate) decode: WorkerId,
     pub(crate) prefill: Option<WorkerId>,
+    pub(crate) fetch: Option<Fetch>,
     pub(crate) prompt: Prompt,
     /// Pool tokens at the decode worker.
     pub(crate) reserve_tokens: u64,
     /// Prompt tokens that the decode worker lacks.
     pub(crate) tail_tokens: u32,
-    /// Prompt tokens that the prefill worker lacks.
+    /// Prompt tokens that the prefill worker lacks, whatever it fetches aside.
     pub(crate) prefill_tokens: u32,
 }
 
 /// How far a booked request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
+    /// Its history is on its way to the prefill worker.
+    Fetch,
     /// Its prompt is being prefilled, wherever that is.
     Prefill,
     /// Its KV is on its way to the decode worker.
@@ -147,10 +151,12 @@ impl Ledger {
     /// Books a request: the one place where capacity is taken.
     pub(crate) fn book(&mut self, request: RequestId, demand: Demand) {
         self.decoding.entry(demand.decode).or_default().insert(request);
-        let booking = Booking {
-            demand,
-            stage: Stage::Prefill,
+        let stage = if demand.fetch.is_some() {
+            Stage::Fetch
+        } else {
+            Stage::Prefill
         };
+        let booking = Booking { demand, stage };
         self.put_on(&booking);
         let before = self.bookings.insert(request, booking);
         assert!(before.is_none(), "{request} is booked twice");
@@ -212,7 +218,7 @@ impl Ledger {
         for (worker, charge) in booking.charges() {
             self.accounts.entry(worker).or_default().add(charge);
         }
-        if let Some(link) = booking.link() {
+        for link in booking.links() {
             *self.transfers.entry(link).or_default() += 1;
         }
     }
@@ -228,7 +234,7 @@ impl Ledger {
                 self.accounts.remove(&worker);
             }
         }
-        if let Some(link) = booking.link() {
+        for link in booking.links() {
             let transfers = self.transfers.get_mut(&link).expect("a booking's transfer is counted");
             *transfers -= 1;
             if *transfers == 0 {
@@ -264,6 +270,7 @@ impl Booking {
         let Demand {
             decode,
             prefill,
+            fetch,
             prompt,
             reserve_tokens,
             tail_tokens,
@@ -274,13 +281,13 @@ impl Booking {
             reserved_tokens: *reserve_tokens,
             ..Account::default()
         };
-        let mut at_prefill = None;
+        let (mut at_prefill, mut at_lender) = (None, None);
         match (prefill, self.stage) {
-            (None, Stage::Prefill) => at_decode.append_tokens = u64::from(*tail_tokens),
+            (None, Stage::Fetch | Stage::Prefill) => at_decode.append_tokens = u64::from(*tail_tokens),
             (None, Stage::Pull | Stage::Decode) | (Some(_), Stage::Decode) => {
                 at_decode.decode_tokens = u64::from(prompt.tokens);
             }
-            (Some(prefill), Stage::Prefill | Stage::Pull) => {
+            (Some(prefill), Stage::Fetch | Stage::Prefill | Stage::Pull) => {
                 at_decode.seeds = 1;
                 at_decode.seed_tokens = u64::from(prompt.tokens);
                 let pulls = self.stage == Stage::Pull;
@@ -294,13 +301,27 @@ impl Booking {
                 at_prefill = Some((*prefill, charge));
             }
         }
-        std::iter::once((*decode, at_decode)).chain(at_prefill)
+        if let Some(fetch) = fetch.filter(|_| self.stage == Stage::Fetch) {
+            let charge = Account {
+                // Most often it decodes the turn as well, and has one request of it.
+                requests: u32::from(fetch.from != *decode),
+                exports: 1,
+                ..Account::default()
+            };
+            at_lender = Some((fetch.from, charge));
+        }
+        std::iter::once((*decode, at_decode)).chain(at_prefill).chain(at_lender)
     }
 
-    /// The link that its KV takes or will take.
-    fn link(&self) -> Option<(WorkerId, WorkerId)> {
-        let prefill = self.demand.prefill?;
-        (self.stage != Stage::Decode).then_some((prefill, self.demand.decode))
+    /// The links that its KV takes or will take.
+    fn links(&self) -> impl Iterator<Item = (WorkerId, WorkerId)> {
+        let Demand {
+            decode, prefill, fetch, ..
+        } = self.demand;
+        let back = prefill.filter(|_| self.stage != Stage::Decode);
+        let fetch = fetch.filter(|_| self.stage == Stage::Fetch).map(|fetch| fetch.from);
+        let there = fetch.zip(prefill);
+        there.into_iter().chain(back.map(|prefill| (prefill, decode)))
     }
 }
 
@@ -381,6 +402,7 @@ mod tests {
         Demand {
             decode: WorkerId(decode),
             prefill: prefill.map(WorkerId),
+            fetch: None,
             prompt: prompt(1, 0, 10),
             reserve_tokens: 200,
             tail_tokens: 40,

@@ -16,6 +16,8 @@ pub struct RouterConfig {
     /// Whether a session that a policy sends to another decode worker takes its KV along from the one that holds it, instead
     /// of having it computed by a prefill worker.
     pub migrate: bool,
+    /// Whether a prefill worker may pull a session's history from the worker that holds it, before it prefills a heavy tail.
+    pub fetch: bool,
     /// The seed of jitter and of policies that draw.
     pub seed: u64,
     /// Bounds of queues, maps and retries.
@@ -30,6 +32,7 @@ impl Default for RouterConfig {
             block_size: 16,
             policy: PolicySpec::default(),
             migrate: false,
+            fetch: true,
             seed: 0,
             limits: Limits::default(),
             clocks: Clocks::default(),
@@ -131,6 +134,8 @@ pub struct Clocks {
     pub prefill_base: Duration,
     /// ...and so much more for each token of its prompt and of the queue that it joined.
     pub prefill_per_token: Duration,
+    /// A history may take so long to be lent, and again to be fetched: what takes longer had better be computed.
+    pub fetch: Duration,
     /// A decode leg's first token may take so long after the leg was sent...
     pub first_token_base: Duration,
     /// ...and so much more for each token that it pulls or prefills, and of the queue that it joined.
@@ -143,6 +148,9 @@ pub struct Clocks {
     pub cancel_answer: Duration,
     /// How long a replay of KV events may take before it is asked for again.
     pub resync: Duration,
+    /// How long a worker whose KV events began anew may take to be met in another life; then it has none, and its events are
+    /// asked for from the start.
+    pub restart_doubt: Duration,
     /// Predicted residency of a worker that sends KV events lasts so long: its events tell soon.
     pub predicted_with_events: Duration,
     /// Predicted residency of a worker whose events are missing lasts so long.
@@ -166,12 +174,14 @@ impl Default for Clocks {
             retry_after: Duration::from_secs(5),
             prefill_base: Duration::from_secs(30),
             prefill_per_token: Duration::from_millis(2),
+            fetch: Duration::from_secs(10),
             first_token_base: Duration::from_secs(30),
             first_token_per_token: Duration::from_millis(2),
             stream_base: Duration::from_secs(120),
             stream_per_token: Duration::from_millis(500),
             cancel_answer: Duration::from_secs(1),
             resync: Duration::from_secs(10),
+            restart_doubt: Duration::from_secs(10),
             predicted_with_events: Duration::from_secs(10),
             predicted: Duration::from_secs(600),
             session_idle: Duration::from_secs(3_600),

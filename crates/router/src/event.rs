@@ -25,13 +25,22 @@ pub enum Event {
         /// Whether every missing batch was replayed.
         complete: bool,
     },
+    /// A worker's KV events are numbered from the start again, though its epoch is the same as far as anybody knows: it may
+    /// live another life. Its batches are not passed on any more until `Action::Resync` asks for them.
+    KvRestarted {
+        /// The worker.
+        worker: WorkerId,
+        /// The life that it is known to live.
+        epoch: BootEpoch,
+    },
     /// A client asks for a turn.
     Turn(Turn),
-    /// The prefill leg has answered: the prompt's KV is ready at the prefill worker and held for the decode worker.
+    /// A leg that answers no client has ended well. `Prefill`, `Lend`: its prompt's KV is ready and held for the leg that
+    /// pulls it. `Fetch`: the history is there.
     PrefillDone {
         /// Which leg.
         leg: LegId,
-        /// Prompt tokens that the prefill worker found in its cache, where it says so.
+        /// Prompt tokens that its worker found in its cache, where it says so.
         cached_tokens: Option<u32>,
     },
     /// The decode leg has sent its first token.
@@ -66,14 +75,60 @@ pub struct LegId {
     pub leg: Leg,
 }
 
-/// The two legs of a plan. `append` and `local` have the decode leg only.
+/// The legs of a plan, in the order in which they are sent. `append` and `local` have the decode leg only; the first two come
+/// before a heavy tail is prefilled elsewhere (see [`Fetch`](crate::action::Fetch)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Leg {
+    /// Holds the KV of the prompt's history, which is there already, for the fetch leg.
+    Lend,
+    /// Pulls the history to the prefill worker.
+    Fetch,
     /// Computes the prompt's KV and holds it for the decode leg.
     Prefill,
     /// Streams the answer to the client.
     Decode,
+}
+
+impl Leg {
+    /// The leg of the same attempt whose KV this one pulls.
+    #[must_use]
+    pub const fn source(self) -> Option<Self> {
+        match self {
+            Self::Lend | Self::Prefill => None,
+            Self::Fetch => Some(Self::Lend),
+            Self::Decode => Some(Self::Prefill),
+        }
+    }
+
+    /// The leg of the same attempt that pulls the KV of this one.
+    #[must_use]
+    pub const fn puller(self) -> Option<Self> {
+        match self {
+            Self::Lend => Some(Self::Fetch),
+            Self::Prefill => Some(Self::Decode),
+            Self::Fetch | Self::Decode => None,
+        }
+    }
+
+    /// Its name in logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Lend => "lend",
+            Self::Fetch => "fetch",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+impl LegId {
+    /// Another leg of the same attempt.
+    #[must_use]
+    pub const fn sibling(self, leg: Leg) -> Self {
+        Self { leg, ..self }
+    }
 }
 
 /// What a worker may do, as limits: data-parallel is "all do both", static disaggregation is "one or the other".

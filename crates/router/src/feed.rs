@@ -21,6 +21,8 @@ pub(crate) struct Feed {
     replaying: bool,
     /// Something was lost for good in this life: the index knows a part only.
     partial: bool,
+    /// The numbers began anew: what comes may be of a life that nobody has met yet.
+    doubted: bool,
 }
 
 /// What may be applied next.
@@ -57,6 +59,9 @@ pub(crate) struct FeedStep {
 impl Feed {
     /// Takes a batch in.
     pub(crate) fn offer(&mut self, sequence: u64, updates: Vec<KvUpdate>, limits: FeedLimits) -> FeedStep {
+        if self.doubted {
+            return FeedStep::default();
+        }
         let next = match self.next {
             Next::Sequence(next) => next,
             Next::Any => sequence,
@@ -111,6 +116,17 @@ impl Feed {
         self.ask_again(limits)
     }
 
+    /// The numbers began anew: nothing is believed until another life is met or [`Feed::rebuild`] asks for everything. Whether
+    /// that is new.
+    pub(crate) const fn doubt(&mut self) -> bool {
+        !std::mem::replace(&mut self.doubted, true)
+    }
+
+    /// Whether its numbers began anew and no other life was met yet.
+    pub(crate) const fn is_doubted(&self) -> bool {
+        self.doubted
+    }
+
     /// The cache is as it was but what is known of it was dropped: ask for everything.
     pub(crate) fn rebuild(&mut self) -> FeedStep {
         *self = Self {
@@ -127,7 +143,7 @@ impl Feed {
 
     /// Whether the index says exactly what the worker holds.
     pub(crate) fn is_exact(&self) -> bool {
-        !self.partial && !self.replaying && self.held.is_empty()
+        !self.partial && !self.doubted && !self.replaying && self.held.is_empty()
     }
 
     /// Whether something was lost for good, so that the index knows a part only.

@@ -1,4 +1,5 @@
-//! The life of one request as an explicit state machine: waiting, prefilling elsewhere, connecting (its KV is on its way or being
+//! The life of one request as an explicit state machine: waiting, lending and fetching (its history is on its way to the
+//! worker that will prefill it), prefilling elsewhere, connecting (its KV is on its way or being
 //! computed, no token yet), streaming, and yielding (cancelled, until the driver says how much reached the client).
 //!
 //! The machine is a pure function over all pairs of state and signal, without a wildcard, so that a new signal has to be
@@ -68,6 +69,10 @@ pub(crate) struct Placed {
 pub(crate) enum Phase {
     /// In the router's queue.
     Waiting,
+    /// The worker that holds its history is asked to hold it for the prefill worker.
+    Lending,
+    /// The prefill worker pulls its history.
+    Fetching,
     /// Its prefill leg is under way; its decode worker has a place for it.
     Prefilling,
     /// Its decode leg was sent and has not answered.
@@ -81,14 +86,16 @@ pub(crate) enum Phase {
 /// Something that happened to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
-    /// It was placed, with a prefill leg or without.
+    /// It was placed, with this leg first.
     Placed {
-        prefills_elsewhere: bool,
+        first: Leg,
     },
-    PrefillDone,
+    /// A leg that answers no client has ended well.
+    Done(Leg),
     FirstToken,
     Finished,
-    PrefillFailed(FailureCause),
+    /// A leg that answers no client has failed.
+    Failed(Leg, FailureCause),
     DecodeFailed(FailureCause, Cut),
     /// The worker of this leg was lost.
     Lost(Leg),
@@ -146,8 +153,13 @@ pub(crate) struct Transition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cancels {
     Nothing,
+    Lend,
+    Fetch,
+    /// The lend and the fetch leg.
+    History,
     Prefill,
     Decode,
+    /// The prefill and the decode leg.
     Both,
 }
 
@@ -156,10 +168,8 @@ pub(crate) enum Cancels {
 pub(crate) enum Next {
     /// Nothing.
     Stay,
-    /// Send the prefill leg.
-    Prefill,
-    /// Send the decode leg.
-    Connect,
+    /// Send this leg.
+    Send(Leg),
     /// The first token is there.
     Stream,
     /// Wait for the resume point of the cancelled decode leg.
@@ -182,6 +192,8 @@ pub(crate) enum Next {
 pub(crate) const fn step(phase: Phase, signal: Signal) -> Transition {
     match phase {
         Phase::Waiting => waiting(signal),
+        Phase::Lending => lending(signal),
+        Phase::Fetching => fetching(signal),
         Phase::Prefilling => prefilling(signal),
         Phase::Connecting => connecting(signal),
         Phase::Streaming => streaming(signal),
@@ -192,30 +204,64 @@ pub(crate) const fn step(phase: Phase, signal: Signal) -> Transition {
 /// No leg is out, so nothing but time and its client can touch it.
 const fn waiting(signal: Signal) -> Transition {
     match signal {
-        Signal::Placed {
-            prefills_elsewhere: true,
-        } => then(Next::Prefill),
-        Signal::Placed {
-            prefills_elsewhere: false,
-        } => then(Next::Connect),
+        Signal::Placed { first } => then(Next::Send(first)),
         Signal::Overdue => then(Next::Retry),
         Signal::ClientGone => then(Next::Drop),
-        Signal::PrefillDone
+        Signal::Done(_)
         | Signal::FirstToken
         | Signal::Finished
-        | Signal::PrefillFailed(_)
+        | Signal::Failed(..)
         | Signal::DecodeFailed(..)
         | Signal::Lost(_) => then(Next::Stay),
     }
+}
+
+/// The worker that holds the history was asked to hold it for the prefill worker.
+const fn lending(signal: Signal) -> Transition {
+    match signal {
+        Signal::Done(Leg::Lend) => then(Next::Send(Leg::Fetch)),
+        Signal::Failed(leg, cause) => then(without_history(Reason::of_history(cause), leg)),
+        Signal::Lost(leg) => Cancels::Lend.then(without_history(Reason::Lost, leg)),
+        Signal::Overdue => Cancels::Lend.then(without_history(Reason::Transfer, Leg::Lend)),
+        Signal::ClientGone => Cancels::Lend.then(Next::Drop),
+        Signal::Placed { .. }
+        | Signal::Done(Leg::Fetch | Leg::Prefill | Leg::Decode)
+        | Signal::FirstToken
+        | Signal::Finished
+        | Signal::DecodeFailed(..) => then(Next::Stay),
+    }
+}
+
+/// The prefill worker pulls the history. Its lender holds it until then, so it is told of whatever ends this phase early.
+const fn fetching(signal: Signal) -> Transition {
+    match signal {
+        Signal::Done(Leg::Fetch) => then(Next::Send(Leg::Prefill)),
+        Signal::Failed(Leg::Lend, cause) => Cancels::Fetch.then(without_history(Reason::of_history(cause), Leg::Lend)),
+        Signal::Failed(leg, cause) => Cancels::Lend.then(without_history(Reason::of_history(cause), leg)),
+        Signal::Lost(leg) => Cancels::History.then(without_history(Reason::Lost, leg)),
+        Signal::Overdue => Cancels::History.then(without_history(Reason::Transfer, Leg::Fetch)),
+        Signal::ClientGone => Cancels::History.then(Next::Drop),
+        Signal::Placed { .. }
+        | Signal::Done(Leg::Lend | Leg::Prefill | Leg::Decode)
+        | Signal::FirstToken
+        | Signal::Finished
+        | Signal::DecodeFailed(..) => then(Next::Stay),
+    }
+}
+
+/// The history does not come. Nothing of the request itself was tried yet, so that it is never refused for it: whatever
+/// does not say that a worker is gone or busy is a transfer that failed, and the request is planned again.
+const fn without_history(reason: Reason, leg: Leg) -> Next {
+    Next::Replan(Failure { reason, leg })
 }
 
 /// The prefill leg is out; the decode leg has a place. Drivers of engines whose prefill workers push (SGLang) have sent it
 /// along, since neither leg gets anywhere without the other, and so it can fail already.
 const fn prefilling(signal: Signal) -> Transition {
     match signal {
-        Signal::PrefillDone => then(Next::Connect),
-        Signal::PrefillFailed(cause) => then(failed(cause, Leg::Prefill)),
-        Signal::Lost(leg) => Cancels::Prefill.then(Next::Replan(Failure {
+        Signal::Done(Leg::Prefill) => then(Next::Send(Leg::Decode)),
+        Signal::Failed(Leg::Prefill, cause) => then(failed(cause, Leg::Prefill)),
+        Signal::Lost(leg @ (Leg::Fetch | Leg::Prefill | Leg::Decode)) => Cancels::Prefill.then(Next::Replan(Failure {
             reason: Reason::Lost,
             leg,
         })),
@@ -225,7 +271,12 @@ const fn prefilling(signal: Signal) -> Transition {
         })),
         Signal::DecodeFailed(cause, cut) => Cancels::Prefill.then(cut_off(cause, cut)),
         Signal::ClientGone => Cancels::Prefill.then(Next::Drop),
-        Signal::Placed { .. } | Signal::FirstToken | Signal::Finished => then(Next::Stay),
+        Signal::Placed { .. }
+        | Signal::Done(_)
+        | Signal::FirstToken
+        | Signal::Finished
+        | Signal::Failed(..)
+        | Signal::Lost(Leg::Lend) => then(Next::Stay),
     }
 }
 
@@ -235,11 +286,11 @@ const fn connecting(signal: Signal) -> Transition {
         Signal::FirstToken => then(Next::Stream),
         Signal::Finished => then(Next::Finish),
         Signal::DecodeFailed(cause, cut) => Cancels::Prefill.then(cut_off(cause, cut)),
-        Signal::PrefillFailed(cause) => Cancels::Decode.then(Next::Yield(Failure {
+        Signal::Failed(Leg::Prefill, cause) => Cancels::Decode.then(Next::Yield(Failure {
             reason: Reason::of(cause),
             leg: Leg::Prefill,
         })),
-        Signal::Lost(leg) => Cancels::Both.then(Next::Yield(Failure {
+        Signal::Lost(leg @ (Leg::Fetch | Leg::Prefill | Leg::Decode)) => Cancels::Both.then(Next::Yield(Failure {
             reason: Reason::Lost,
             leg,
         })),
@@ -248,7 +299,7 @@ const fn connecting(signal: Signal) -> Transition {
             leg: Leg::Decode,
         })),
         Signal::ClientGone => Cancels::Both.then(Next::Drop),
-        Signal::Placed { .. } | Signal::PrefillDone => then(Next::Stay),
+        Signal::Placed { .. } | Signal::Done(_) | Signal::Failed(..) | Signal::Lost(Leg::Lend) => then(Next::Stay),
     }
 }
 
@@ -267,10 +318,10 @@ const fn streaming(signal: Signal) -> Transition {
         })),
         Signal::ClientGone => Cancels::Decode.then(Next::Drop),
         Signal::Placed { .. }
-        | Signal::PrefillDone
+        | Signal::Done(_)
         | Signal::FirstToken
-        | Signal::PrefillFailed(_)
-        | Signal::Lost(Leg::Prefill) => then(Next::Stay),
+        | Signal::Failed(..)
+        | Signal::Lost(Leg::Lend | Leg::Fetch | Leg::Prefill) => then(Next::Stay),
     }
 }
 
@@ -282,11 +333,9 @@ const fn yielding(signal: Signal, failure: Failure) -> Transition {
         Signal::DecodeFailed(_, Cut::Final) => then(Next::Reject(failure)),
         Signal::Overdue => then(Next::Presume(failure)),
         Signal::ClientGone => then(Next::Drop),
-        Signal::Placed { .. }
-        | Signal::PrefillDone
-        | Signal::FirstToken
-        | Signal::PrefillFailed(_)
-        | Signal::Lost(_) => then(Next::Stay),
+        Signal::Placed { .. } | Signal::Done(_) | Signal::FirstToken | Signal::Failed(..) | Signal::Lost(_) => {
+            then(Next::Stay)
+        }
     }
 }
 
@@ -323,7 +372,7 @@ impl Phase {
     /// Whether legs of it are out, so that it has a booking.
     pub(crate) const fn is_booked(self) -> bool {
         match self {
-            Self::Prefilling | Self::Connecting | Self::Streaming => true,
+            Self::Lending | Self::Fetching | Self::Prefilling | Self::Connecting | Self::Streaming => true,
             Self::Waiting | Self::Yielding(_) => false,
         }
     }
@@ -332,6 +381,8 @@ impl Phase {
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
+            Self::Lending => "lending",
+            Self::Fetching => "fetching",
             Self::Prefilling => "prefilling",
             Self::Connecting => "connecting",
             Self::Streaming => "streaming",
@@ -352,11 +403,7 @@ impl Failure {
             Reason::Lost => "worker lost",
             Reason::Invalid => "refused",
         };
-        let leg = match self.leg {
-            Leg::Prefill => "prefill",
-            Leg::Decode => "decode",
-        };
-        format!("{leg}: {reason}")
+        format!("{}: {reason}", self.leg.as_str())
     }
 }
 
@@ -368,6 +415,15 @@ impl Reason {
             FailureCause::Transfer => Self::Transfer,
             FailureCause::Engine => Self::Engine,
             FailureCause::Invalid => Self::Invalid,
+        }
+    }
+
+    /// The same for a leg that only moves a history. What a worker refuses there the router has asked for, not the client.
+    pub(crate) const fn of_history(cause: FailureCause) -> Self {
+        match cause {
+            FailureCause::Unreachable => Self::Unreachable,
+            FailureCause::Busy => Self::Busy,
+            FailureCause::Transfer | FailureCause::Engine | FailureCause::Invalid => Self::Transfer,
         }
     }
 
@@ -388,121 +444,16 @@ impl Cancels {
         Transition { cancels: self, next }
     }
 
-    pub(crate) const fn prefill(self) -> bool {
-        matches!(self, Self::Prefill | Self::Both)
-    }
-
-    pub(crate) const fn decode(self) -> bool {
-        matches!(self, Self::Decode | Self::Both)
+    pub(crate) const fn contains(self, leg: Leg) -> bool {
+        match leg {
+            Leg::Lend => matches!(self, Self::Lend | Self::History),
+            Leg::Fetch => matches!(self, Self::Fetch | Self::History),
+            Leg::Prefill => matches!(self, Self::Prefill | Self::Both),
+            Leg::Decode => matches!(self, Self::Decode | Self::Both),
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const REASON: Failure = Failure {
-        reason: Reason::Lost,
-        leg: Leg::Decode,
-    };
-    const PHASES: [Phase; 5] = [
-        Phase::Waiting,
-        Phase::Prefilling,
-        Phase::Connecting,
-        Phase::Streaming,
-        Phase::Yielding(REASON),
-    ];
-
-    /// What one signal leads to in each phase, in the order of `PHASES`.
-    fn check(signal: Signal, expected: [Transition; 5]) {
-        for (phase, expected) in PHASES.into_iter().zip(expected) {
-            assert_eq!(step(phase, signal), expected, "{signal:?} while {}", phase.as_str());
-        }
-    }
-
-    #[test]
-    fn a_client_that_goes_takes_its_legs_with_it() {
-        let drop = Next::Drop;
-        let both = Cancels::Both.then(drop);
-        check(
-            Signal::ClientGone,
-            [
-                then(drop),
-                Cancels::Prefill.then(drop),
-                both,
-                Cancels::Decode.then(drop),
-                then(drop),
-            ],
-        );
-    }
-
-    #[test]
-    fn a_lost_worker_ends_what_still_needs_it() {
-        let lost = |leg| Failure {
-            reason: Reason::Lost,
-            leg,
-        };
-        for leg in [Leg::Prefill, Leg::Decode] {
-            let streaming = match leg {
-                Leg::Prefill => then(Next::Stay),
-                Leg::Decode => Cancels::Decode.then(Next::Yield(lost(leg))),
-            };
-            check(
-                Signal::Lost(leg),
-                [
-                    then(Next::Stay),
-                    Cancels::Prefill.then(Next::Replan(lost(leg))),
-                    Cancels::Both.then(Next::Yield(lost(leg))),
-                    streaming,
-                    then(Next::Stay),
-                ],
-            );
-        }
-    }
-
-    #[test]
-    fn a_failed_decode_leg_is_planned_again_where_that_is_exact() {
-        let failure = Failure {
-            reason: Reason::Transfer,
-            leg: Leg::Decode,
-        };
-        let (again, told) = (Next::Replan(failure), Next::Reject(failure));
-        check(
-            Signal::DecodeFailed(FailureCause::Transfer, Cut::Resumable),
-            [
-                then(Next::Stay),
-                Cancels::Prefill.then(again),
-                Cancels::Prefill.then(again),
-                then(again),
-                then(Next::Replan(REASON)),
-            ],
-        );
-        check(
-            Signal::DecodeFailed(FailureCause::Transfer, Cut::Final),
-            [
-                then(Next::Stay),
-                Cancels::Prefill.then(told),
-                Cancels::Prefill.then(told),
-                then(told),
-                then(Next::Reject(REASON)),
-            ],
-        );
-        let refused = Failure {
-            reason: Reason::Invalid,
-            leg: Leg::Prefill,
-        };
-        assert_eq!(
-            step(Phase::Prefilling, Signal::PrefillFailed(FailureCause::Invalid)),
-            then(Next::Reject(refused)),
-            "what one worker refuses, another would too"
-        );
-    }
-
-    #[test]
-    fn an_answer_that_is_complete_is_complete() {
-        let (stay, finish) = (then(Next::Stay), then(Next::Finish));
-        check(Signal::Finished, [stay, stay, finish, finish, finish]);
-        check(Signal::FirstToken, [stay, stay, then(Next::Stream), stay, stay]);
-        check(Signal::PrefillDone, [stay, then(Next::Connect), stay, stay, stay]);
-    }
-}
+#[path = "handoff_tests.rs"]
+mod tests;

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 const MAGIC: &[u8] = b"homing-events";
 
 /// The version of the format; a reader takes this one only.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 /// Bytes of a frame before its payload.
 const FRAME_HEADER_BYTES: usize = 9;

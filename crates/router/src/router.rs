@@ -72,6 +72,8 @@ enum Timer {
     Request(RequestId),
     /// A replay of KV events has taken too long.
     Resync(WorkerId),
+    /// A worker whose KV events began anew has shown no other life.
+    Restart(WorkerId),
 }
 
 impl Router {
@@ -121,6 +123,7 @@ impl Router {
             Event::Health(report) => self.on_health(report),
             Event::Load(report) => self.on_load(report),
             Event::Kv(batch) => self.on_kv(batch),
+            Event::KvRestarted { worker, epoch } => self.on_kv_restarted(worker, epoch),
             Event::ResyncDone { worker, complete } => self.on_resync_done(worker, complete),
             Event::Turn(turn) => self.on_turn(turn),
             Event::PrefillDone { leg, cached_tokens } => self.on_prefill_done(leg, cached_tokens),
@@ -155,6 +158,7 @@ impl Router {
             match timer {
                 Timer::Request(request) => self.on_overdue(request),
                 Timer::Resync(worker) => self.on_resync_overdue(worker),
+                Timer::Restart(worker) => self.on_restart_overdue(worker),
             }
         }
         rang
@@ -213,7 +217,7 @@ impl Router {
         );
         let timed = self.timers.keys().filter_map(|timer| match timer {
             Timer::Request(request) => Some(request),
-            Timer::Resync(_) => None,
+            Timer::Resync(_) | Timer::Restart(_) => None,
         });
         assert!(
             timed.eq(self.requests.keys().copied()),

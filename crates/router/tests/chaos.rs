@@ -130,7 +130,7 @@ impl World {
             return;
         };
         match leg.leg {
-            Leg::Prefill => self.driver.prefill_done(leg),
+            Leg::Lend | Leg::Fetch | Leg::Prefill => self.driver.leg_done(leg),
             Leg::Decode if self.chance(50) => self.driver.first_token(leg),
             Leg::Decode => {
                 let cached = self.chance(50).then(|| self.rng.random_range(0..4_000));
@@ -156,7 +156,7 @@ impl World {
         } else {
             self.driver.resume(leg.request)
         };
-        let resume = if leg.leg == Leg::Prefill { Resume::Start } else { resume };
+        let resume = if leg.leg == Leg::Decode { resume } else { Resume::Start };
         self.driver.failed(leg, cause, resume);
     }
 
@@ -205,7 +205,7 @@ impl World {
         let index = self.rng.random_range(0..self.engines.len());
         let engine = &mut self.engines[index];
         let worker = engine.info.id;
-        let event = match self.rng.random_range(0..5) {
+        let event = match self.rng.random_range(0..6) {
             0 => {
                 engine.alive = false;
                 Event::Health(HealthReport {
@@ -227,6 +227,10 @@ impl World {
                 Event::WorkerJoined(engine.info.clone())
             }
             3 => Event::WorkerLeft(worker),
+            4 => Event::KvRestarted {
+                worker,
+                epoch: engine.info.epoch,
+            },
             _ => {
                 let epoch = engine.alive.then_some(engine.info.epoch);
                 Event::Health(HealthReport {
@@ -416,9 +420,13 @@ fn policies() -> Vec<&'static str> {
         "kv-aware:backpressure=on:reject_threshold=2:soft_cap=2:seed_min_turn=2:prefill=healthy:request_timeout=3",
         "lazy-migration:trigger=recent_ttft:ttft=0.1:heavy_threshold=100:margin=0",
         "sticky:sticky_bonus=1",
+        FETCHING,
     ];
     homing_router::policies::names().chain(turned).collect()
 }
+
+/// A policy for which a short tail is heavy and a short history worth fetching.
+const FETCHING: &str = "homing:append_tokens=100:local_tokens=0:heavy=1000:fetch_s=0";
 
 fn clusters() -> impl Strategy<Value = Vec<Role>> {
     use Role::{Both, Decode, Prefill};
@@ -497,6 +505,16 @@ fn all_is_seen() {
     for path in ["append", "seed", "reseed", "local"] {
         assert!(paths.contains(path), "{path} is missing in {paths:?}");
     }
+    let fetches = (0..6).map(|seed| {
+        let world = run(seed, FETCHING, &roles, 300);
+        world
+            .driver
+            .decisions
+            .iter()
+            .filter(|decision| decision.fetch.is_some())
+            .count()
+    });
+    assert!(fetches.sum::<usize>() > 20, "histories are fetched");
 }
 
 /// The only prefill worker had failed the turns, and a policy that prefills nowhere else waited for another until their

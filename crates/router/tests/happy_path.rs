@@ -82,6 +82,7 @@ fn a_session_is_seeded_once_and_appends_from_then_on() {
         leg,
         worker: WorkerId(worker),
         kv,
+        prefix_tokens: None,
     };
     assert_eq!(dispatched(&first), [sent(leg(0, Leg::Prefill), 0, KvUse::Export)]);
     let answer = Event::PrefillDone {

@@ -25,11 +25,16 @@ fn prompt() -> impl Strategy<Value = Prompt> {
 }
 
 fn leg() -> impl Strategy<Value = LegId> {
-    (0..9_u64, 0..3_u32, prop_oneof![Just(Leg::Prefill), Just(Leg::Decode)]).prop_map(|(request, attempt, leg)| LegId {
-        request: RequestId(request),
-        attempt,
-        leg,
-    })
+    (
+        0..9_u64,
+        0..3_u32,
+        prop_oneof![Just(Leg::Lend), Just(Leg::Fetch), Just(Leg::Prefill), Just(Leg::Decode)],
+    )
+        .prop_map(|(request, attempt, leg)| LegId {
+            request: RequestId(request),
+            attempt,
+            leg,
+        })
 }
 
 fn worker() -> impl Strategy<Value = WorkerId> {

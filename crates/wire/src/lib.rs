@@ -11,5 +11,6 @@ pub mod openai;
 pub mod responses;
 pub mod sglang;
 pub mod sse;
+pub mod transfer_offer;
 pub mod transfer_params;
 pub mod worker_name;

@@ -11,6 +11,8 @@ use thiserror::Error;
 pub const DONE: &[u8] = b"[DONE]";
 /// The bytes of the event that ends an OpenAI stream.
 pub const DONE_EVENT: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
+/// A comment line, as an event of nothing: whoever reads server-sent events passes it over.
+pub const COMMENT: Bytes = Bytes::from_static(b": waiting\n\n");
 /// The bound of an event where the caller has none of its own: a chunk with the ids of a long prompt fits.
 pub const DEFAULT_MAX_EVENT_BYTES: usize = 16 << 20;
 

@@ -1,7 +1,7 @@
 //! `kv_transfer_params`, the object by which a decode worker learns where its KV is (vLLM 0.32's NIXL connector).
 //!
-//! A router passes P's answer to D word for word and needs no type for it; the types here are for the worker, which makes
-//! and reads them. Members that nobody here knows are kept word for word. Two members are ours: the boot epoch of the
+//! A router passes P's answer to D word for word, as an [`Offer`](crate::transfer_offer::Offer); the types here are for the
+//! worker, which makes and reads them, and for the few members that a router must look at. Members that nobody here knows are kept word for word. Two members are ours: the boot epoch of the
 //! worker that holds the KV and a hash of the prompt that it is for, because params that outlive a restart or go with
 //! another prompt of the same length would be answered with the wrong KV.
 
@@ -59,21 +59,6 @@ impl TransferParams {
         Self {
             do_remote_decode: true,
             ..Self::default()
-        }
-    }
-
-    /// Why these params of a prefill leg's answer must not go to a decode worker, if there is a reason. `prompt_tokens` is
-    /// what the prefill worker counted in its prompt: an engine that is offered fewer tokens than its prompt has dies of it.
-    #[must_use]
-    pub fn refusal(&self, prompt_tokens: Option<u32>) -> Option<String> {
-        if !self.do_remote_prefill {
-            return Some("expected an offer of kv, found `do_remote_prefill` false".to_owned());
-        }
-        match (self.remote_num_tokens, prompt_tokens) {
-            (Some(offered), Some(prompt)) if offered != prompt => Some(format!(
-                "expected an offer of the whole prompt of `{prompt}` tokens, found `{offered}`"
-            )),
-            _ => None,
         }
     }
 
@@ -233,28 +218,6 @@ mod tests {
         assert_eq!(TransferParams::parse(&params.to_json()), Ok(params.clone()));
         assert!(params.to_json().ends_with(br#","x":1.50e1}"#), "word for word");
         assert_ne!(prompt_hash(&[1, 2, 3]), prompt_hash(&[1, 2, 4]));
-    }
-
-    #[test]
-    fn an_offer_is_for_the_whole_prompt() {
-        let check = |json: &'static str, prompt_tokens: Option<u32>, refused: bool| {
-            let params = TransferParams::parse(&Bytes::from_static(json.as_bytes())).expect(json);
-            assert_eq!(
-                params.refusal(prompt_tokens).is_some(),
-                refused,
-                "{json} {prompt_tokens:?}"
-            );
-        };
-        check(
-            r#"{"do_remote_prefill":true,"remote_num_tokens":100}"#,
-            Some(100),
-            false,
-        );
-        check(r#"{"do_remote_prefill":true,"remote_num_tokens":96}"#, Some(100), true);
-        check(r#"{"do_remote_prefill":true,"remote_num_tokens":100}"#, Some(96), true);
-        check(r#"{"do_remote_prefill":true,"remote_num_tokens":100}"#, None, false);
-        check(r#"{"do_remote_prefill":true}"#, Some(100), false);
-        check(r#"{"do_remote_decode":true}"#, Some(100), true);
     }
 
     #[test]

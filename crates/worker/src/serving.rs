@@ -1,9 +1,8 @@
 //! What is served: a model, or a model of its time, with the words to talk to it.
 
 use homing_engine::StepModel;
-use homing_model::{ChatInput, Model, TemplateError, Vocabulary};
-use homing_wire::openai::{ApiError, ChatMessage, ErrorKind};
-use serde_json::Value as Json;
+use homing_model::{ChatInput, ChatValue, Model, TemplateError, Vocabulary};
+use homing_wire::openai::{ApiError, Body, ErrorKind};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -87,18 +86,14 @@ impl Served {
         }
     }
 
-    /// The tokens of a conversation.
+    /// The tokens of a chat request's conversation. It is read from the bytes once more, because members of tools and arguments
+    /// are printed in the order in which the client wrote them.
     ///
     /// # Errors
     /// A 400 when the messages are not what the chat template takes, a 500 when the template fails.
-    pub fn chat_tokens(
-        &self,
-        messages: &[ChatMessage],
-        tools: Option<&[Json]>,
-        add_generation_prompt: bool,
-    ) -> Result<Vec<u32>, ApiError> {
-        let messages = Json::Array(messages.iter().map(|message| message.value.clone()).collect());
-        let tools = tools.map(|tools| Json::Array(tools.to_vec()));
+    pub fn chat_tokens(&self, body: &Body, add_generation_prompt: bool) -> Result<Vec<u32>, ApiError> {
+        let messages: ChatValue = body.read("messages", "a list of messages")?.unwrap_or_default();
+        let tools: Option<ChatValue> = body.read("tools", "a list of tool definitions")?;
         let input = ChatInput {
             messages: &messages,
             tools: tools.as_ref(),

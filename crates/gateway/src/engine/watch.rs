@@ -43,17 +43,12 @@ impl Doubt {
         self.pending.store(true, Ordering::Relaxed);
     }
 
-    #[cfg(test)]
-    pub(super) fn is_raised(&self) -> bool {
-        self.pending.load(Ordering::Relaxed)
-    }
-
     fn take(&self) -> bool {
         self.pending.swap(false, Ordering::Relaxed)
     }
 
     /// Its KV events are numbered from the start again.
-    pub(super) fn sequence_began_anew(&self) {
+    pub(crate) fn sequence_began_anew(&self) {
         self.restarts.fetch_add(1, Ordering::Relaxed);
         self.raise();
     }
@@ -271,7 +266,7 @@ impl Watch {
             rank: self.member().spec.data_parallel_rank,
             doubt: Arc::clone(&self.doubt),
             last_made_s: 0.0,
-            fenced_until: None,
+            began_anew: false,
         }
     }
 }

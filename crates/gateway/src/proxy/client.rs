@@ -43,6 +43,8 @@ pub(crate) struct Client {
     state: State,
     /// What the client has not taken yet, and when it must have.
     pending: Option<(Bytes, Instant)>,
+    /// It was given a piece of its answer.
+    has_part: bool,
     stall: Duration,
 }
 
@@ -70,15 +72,21 @@ impl Client {
             Self {
                 state: State::Waiting(head),
                 pending: None,
+                has_part: false,
                 stall,
             },
             receiver,
         )
     }
 
-    /// Whether the client has seen the beginning of a stream.
+    /// Whether the client has seen the beginning of a stream, so that all that follows is said in it.
     pub(crate) fn is_streaming(&self) -> bool {
         matches!(self.state, State::Streaming(_))
+    }
+
+    /// Whether the client has a piece of its answer: a stream may begin with signs of life alone.
+    pub(crate) fn has_part(&self) -> bool {
+        self.has_part
     }
 
     /// Whether nothing more can be sent now.
@@ -108,6 +116,16 @@ impl Client {
         if piece.is_empty() {
             return;
         }
+        self.has_part = true;
+        self.append(piece);
+    }
+
+    /// Adds a sign of life to the stream, which is no piece of the answer.
+    pub(crate) fn ping(&mut self, sign: Bytes) {
+        self.append(sign);
+    }
+
+    fn append(&mut self, piece: Bytes) {
         let pending = match self.pending.take() {
             None => piece,
             Some((earlier, _)) => [earlier, piece].concat().into(),

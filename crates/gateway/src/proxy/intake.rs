@@ -3,7 +3,7 @@
 
 use super::dialect::Dialect;
 use super::exactness::{Blocker, blocker, renders_specially};
-use super::legs::Endpoint;
+use super::legs::{Endpoint, LegPrompt};
 use super::session::{SessionName, session_of};
 use crate::error::Rejection;
 use crate::prefix::canonical::Canonical;
@@ -245,6 +245,15 @@ impl TurnRequest {
         })
     }
 
+    /// What its legs are made from, as long as the client has nothing of the answer.
+    pub(crate) fn prompt_as_sent(&self) -> LegPrompt {
+        LegPrompt::original(
+            self.dialect.endpoint(),
+            Arc::clone(&self.body),
+            Arc::clone(&self.tokens),
+        )
+    }
+
     /// The turn as the core sees it.
     pub(crate) fn turn(&self) -> Turn {
         Turn {
@@ -264,6 +273,8 @@ impl TurnRequest {
     /// A leg's name at its engine. None begins with another's.
     pub(crate) fn leg_name(&self, leg: LegId) -> String {
         let kind = match leg.leg {
+            Leg::Lend => 'l',
+            Leg::Fetch => 'f',
             Leg::Prefill => 'p',
             Leg::Decode => 'd',
         };

@@ -1,4 +1,4 @@
-//! The two legs of an attempt as exchanges with engines. A leg that is dropped is cancelled: its connection closes.
+//! The legs of an attempt as exchanges with engines. A leg that is dropped is cancelled: its connection closes.
 
 use super::abort::Abort;
 use super::native::is_last;
@@ -10,7 +10,7 @@ use homing_router::action::KvUse;
 use homing_router::event::{FailureCause, LegId};
 use homing_wire::openai::AnswerView;
 use homing_wire::sse::SseDecoder;
-use homing_wire::transfer_params::TransferParams;
+use homing_wire::transfer_offer::{HeldAnswer, Terms};
 use http::{HeaderMap, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -29,67 +29,59 @@ pub(crate) struct LegRequest {
     pub(crate) body: Bytes,
 }
 
-/// What a prefill leg answers.
+/// What a leg answers of which no client hears.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PrefillAnswer {
-    /// Where the decode leg finds the KV, word for word.
-    pub(crate) params: Bytes,
+pub(crate) struct SilentAnswer {
+    /// Where the KV is that it was asked to hold.
+    pub(crate) held: HeldAnswer,
     /// Prompt tokens found in the cache, where the engine says so.
     pub(crate) cached_tokens: Option<u32>,
 }
 
-/// A prefill leg under way.
-pub(crate) struct PrefillLeg {
+/// A leg under way of which no client hears: it computes KV, holds it, or pulls it.
+pub(crate) struct SilentLeg {
     pub(crate) leg: LegId,
-    answer: BoxFuture<'static, Result<PrefillAnswer, LegError>>,
+    /// What the KV that it holds is for; `None` where it holds none.
+    pub(crate) terms: Option<Terms>,
+    answer: BoxFuture<'static, Result<SilentAnswer, LegError>>,
 }
 
-impl PrefillLeg {
-    pub(crate) fn send(upstream: Upstream, request: LegRequest) -> Self {
+impl SilentLeg {
+    pub(crate) fn send(upstream: Upstream, request: LegRequest, terms: Option<Terms>) -> Self {
         let leg = request.leg;
         Self {
             leg,
-            answer: prefill(upstream, request).boxed(),
+            terms,
+            answer: exchange(upstream, request).boxed(),
         }
     }
 
     /// The answer; to be asked for once. Loses nothing when dropped before.
-    pub(crate) async fn answer(&mut self) -> Result<PrefillAnswer, LegError> {
+    pub(crate) async fn answer(&mut self) -> Result<SilentAnswer, LegError> {
         (&mut self.answer).await
     }
 }
 
-async fn prefill(upstream: Upstream, request: LegRequest) -> Result<PrefillAnswer, LegError> {
+async fn exchange(upstream: Upstream, request: LegRequest) -> Result<SilentAnswer, LegError> {
     let response = upstream
         .leg(request.uri, request.headers, request.body, request.kv)
         .await?;
     let answer = whole(response)
         .await
         .map_err(|error| LegError::new(FailureCause::Unreachable, error))?;
-    let view = AnswerView::parse(&answer.body).ok_or_else(|| {
-        LegError::new(
-            FailureCause::Engine,
-            "expected a completion as the prefill leg's answer",
-        )
-    })?;
+    let view = AnswerView::parse(&answer.body)
+        .ok_or_else(|| LegError::new(FailureCause::Engine, "expected a completion as the leg's answer"))?;
     if let Some(error) = view.error {
         return Err(LegError::new(FailureCause::Engine, error.message));
     }
-    // An engine without a connector, or one that had no room to hold the blocks, answers without parameters: a decode
-    // leg would find nothing to pull.
-    let params = view.kv_transfer_params.ok_or_else(|| {
-        LegError::new(
-            FailureCause::Transfer,
-            "expected `kv_transfer_params` in the prefill leg's answer, found none",
-        )
-    })?;
-    let prompt_tokens = view.usage.as_ref().map(|usage| usage.prompt_tokens);
-    let offer = TransferParams::parse(&params).map_err(|error| LegError::new(FailureCause::Transfer, error.message))?;
-    if let Some(refusal) = offer.refusal(prompt_tokens) {
-        return Err(LegError::new(FailureCause::Transfer, refusal));
-    }
-    let cached_tokens = view.usage.as_ref().and_then(homing_wire::openai::Usage::cached_tokens);
-    Ok(PrefillAnswer { params, cached_tokens })
+    let usage = view.usage.as_ref();
+    Ok(SilentAnswer {
+        held: HeldAnswer {
+            params: view.kv_transfer_params,
+            prompt_tokens: usage.map(|usage| usage.prompt_tokens),
+        },
+        cached_tokens: usage.and_then(homing_wire::openai::Usage::cached_tokens),
+    })
 }
 
 /// What a decode leg has to say.

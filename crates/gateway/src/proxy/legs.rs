@@ -1,11 +1,13 @@
 //! The requests that go to engines: the client's body with what must change changed.
 //!
-//! Both legs of an attempt are made from one [`LegPrompt`], so that they cannot differ in their prompt: an engine that
-//! is handed the KV of another prompt dies of it, or answers from it.
+//! All legs of an attempt are made from one [`LegPrompt`], so that whoever holds KV and whoever pulls it cannot differ in
+//! their prompt: an engine that is handed the KV of another prompt dies of it, or answers from it.
 
 use super::exactness::CARRIED;
 use bytes::Bytes;
+use homing_kv::BlockHash;
 use homing_wire::openai::Body;
+use homing_wire::transfer_params::prompt_hash;
 use std::sync::Arc;
 
 /// Which of the two generating endpoints a request came in by.
@@ -26,17 +28,18 @@ impl Endpoint {
     }
 }
 
-/// What both legs of one attempt are made from.
+/// What the legs of one attempt are made from.
 #[derive(Clone, Debug)]
 pub(crate) struct LegPrompt {
     endpoint: Endpoint,
     body: Arc<Body>,
+    tokens: Arc<[u32]>,
 }
 
 /// What an engine must be told to hold a prompt's KV for another.
 const EXPORT: Bytes = Bytes::from_static(br#"{"do_remote_decode":true,"do_remote_prefill":false}"#);
 
-/// Fields that speak of the answer: a prefill leg has none to speak of, and some of them are refused next to
+/// Fields that speak of the answer: a leg of which no client hears has none to speak of, and some of them are refused next to
 /// `max_tokens` 1 or without `stream`.
 const OF_THE_ANSWER: [&str; 11] = [
     "max_completion_tokens",
@@ -53,9 +56,9 @@ const OF_THE_ANSWER: [&str; 11] = [
 ];
 
 impl LegPrompt {
-    /// The client's request as it came.
-    pub(crate) fn original(endpoint: Endpoint, body: Arc<Body>) -> Self {
-        Self { endpoint, body }
+    /// The client's request as it came, with its prompt's tokens as the router has them.
+    pub(crate) fn original(endpoint: Endpoint, body: Arc<Body>, tokens: Arc<[u32]>) -> Self {
+        Self { endpoint, body, tokens }
     }
 
     /// The rest of an answer that broke off: its prompt is `tokens`, the sent ones at the end.
@@ -71,6 +74,7 @@ impl LegPrompt {
         Self {
             endpoint: Endpoint::Completions,
             body: Arc::new(body),
+            tokens: tokens.into(),
         }
     }
 
@@ -79,19 +83,39 @@ impl LegPrompt {
         &self.body
     }
 
+    /// Its first so many tokens, for the legs that move a history.
+    pub(crate) fn history(&self, tokens: u32) -> Self {
+        let tokens = self.tokens.get(..tokens as usize).unwrap_or(&self.tokens);
+        Self::continued(&self.body, tokens, 1)
+    }
+
+    /// The hash of the whole prompt.
+    pub(crate) fn hash(&self) -> BlockHash {
+        prompt_hash(&self.tokens)
+    }
+
     pub(crate) fn endpoint(&self) -> Endpoint {
         self.endpoint
     }
 
-    /// The leg that computes the prompt's KV and holds it.
-    pub(crate) fn prefill_body(&self) -> Bytes {
+    /// The leg that computes what it lacks of the prompt's KV, and holds it.
+    pub(crate) fn held_body(&self) -> Bytes {
+        self.silent_body(EXPORT)
+    }
+
+    /// The leg that pulls the prompt's KV and answers nobody. `params` are those of the leg that holds it, word for word.
+    pub(crate) fn pulled_body(&self, params: Bytes) -> Bytes {
+        self.silent_body(params)
+    }
+
+    fn silent_body(&self, params: Bytes) -> Bytes {
         let mut body = Body::clone(&self.body);
         for name in OF_THE_ANSWER {
             body.remove(name);
         }
         body.set("max_tokens", &1);
         body.set("stream", &false);
-        body.set_raw("kv_transfer_params", EXPORT);
+        body.set_raw("kv_transfer_params", params);
         body.to_bytes()
     }
 
@@ -130,7 +154,11 @@ mod tests {
     use super::*;
 
     fn prompt(endpoint: Endpoint, body: &str) -> LegPrompt {
-        LegPrompt::original(endpoint, Arc::new(Body::parse(&body.to_owned().into()).unwrap()))
+        LegPrompt::original(
+            endpoint,
+            Arc::new(Body::parse(&body.to_owned().into()).unwrap()),
+            [1, 2, 3].into(),
+        )
     }
 
     fn text(bytes: &Bytes) -> &str {
@@ -144,7 +172,7 @@ mod tests {
             r#"{{"model":"m",{messages},"max_completion_tokens":9,"n":1,"temperature":0.0,"stream_options":{{"continuous_usage_stats":true}},"kv_transfer_params":{{"steal":1}}}}"#
         );
         let legs = prompt(Endpoint::Chat, &client);
-        let prefill = legs.prefill_body();
+        let prefill = legs.held_body();
         let export = text(&EXPORT).to_owned();
         assert_eq!(
             text(&prefill),
@@ -169,7 +197,26 @@ mod tests {
         let legs = LegPrompt::continued(&Body::parse(&original.into()).unwrap(), &[5, 6], 4);
         assert_eq!(legs.endpoint(), Endpoint::Completions);
         let expected = r#"{"model":"m","temperature":0,"prompt":[5,6],"max_tokens":"#;
-        assert!(text(&legs.prefill_body()).starts_with(&format!("{expected}1")));
+        assert!(text(&legs.held_body()).starts_with(&format!("{expected}1")));
         assert!(text(&legs.decode_body(None)).starts_with(&format!("{expected}4")));
+        assert_eq!(legs.hash(), prompt_hash(&[5, 6]));
+    }
+
+    #[test]
+    fn both_legs_that_move_a_history_have_the_same_prompt() {
+        let client = r#"{"model":"m","messages":[1],"cache_salt":"s","max_tokens":9,"tools":[]}"#;
+        let history = prompt(Endpoint::Chat, client).history(2);
+        assert_eq!(
+            (history.endpoint(), history.hash()),
+            (Endpoint::Completions, prompt_hash(&[1, 2]))
+        );
+        let start =
+            r#"{"model":"m","cache_salt":"s","prompt":[1,2],"max_tokens":1,"stream":false,"kv_transfer_params":"#;
+        for (body, params) in [
+            (history.held_body(), text(&EXPORT)),
+            (history.pulled_body(r#"{"odd": 1.50}"#.into()), r#"{"odd": 1.50}"#),
+        ] {
+            assert_eq!(text(&body), format!("{start}{params}}}"));
+        }
     }
 }

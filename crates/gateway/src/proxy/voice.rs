@@ -118,6 +118,14 @@ impl Voice {
         }
     }
 
+    /// What tells a client whose answer has not begun that its request lives: all clients pass it over.
+    pub(crate) fn sign_of_life(&self) -> Bytes {
+        match &self.answer {
+            Answer::Message(_) => anthropic::PING,
+            Answer::Chunks | Answer::Whole(_) | Answer::Response(_) => sse::COMMENT,
+        }
+    }
+
     /// The event that ends a stream with an error.
     pub(crate) fn error_event(&mut self, rejection: &Rejection) -> Bytes {
         match &mut self.answer {

@@ -1,8 +1,8 @@
 //! What a policy sees, and what it answers. All of it is computed before the policy is asked; nothing of it is live.
 
-use crate::action::{Candidate, Path};
+use crate::action::{Candidate, Fetch, Path};
 use crate::admission::{Account, Denied};
-use crate::event::Role;
+use crate::event::{Leg, Role};
 use homing_kv::BlockHash;
 use homing_units::{Duration, RequestId, SessionId, WorkerId};
 use std::collections::BTreeMap;
@@ -68,6 +68,8 @@ pub struct WorkerView {
     pub denies_seed: Option<Denied>,
     /// Why it cannot prefill this turn for another.
     pub denies_prefill: Option<Denied>,
+    /// Why it cannot lend another what it holds of this prompt.
+    pub denies_lend: Option<Denied>,
 }
 
 /// A turn.
@@ -100,6 +102,8 @@ pub struct TurnView {
     pub waited: Duration,
     /// Whether KV may be moved for it; not when that failed too often.
     pub may_transfer: bool,
+    /// Whether its prefill worker may pull the history first; not where that is switched off, or has failed for this turn.
+    pub may_fetch: bool,
 }
 
 /// Who does what.
@@ -111,6 +115,46 @@ pub struct Plan {
     pub prefill: Option<WorkerId>,
     /// Where the decode leg goes.
     pub decode: WorkerId,
+    /// What the prefill worker pulls before it prefills; only in a plan with a prefill leg (see [`Board::fetchable`]).
+    pub fetch: Option<Fetch>,
+}
+
+impl Plan {
+    /// Where a leg of it goes; `None` where it has no such leg.
+    #[must_use]
+    pub fn worker_of(&self, leg: Leg) -> Option<WorkerId> {
+        match leg {
+            Leg::Lend => self.fetch.map(|fetch| fetch.from),
+            Leg::Fetch => self.prefill.filter(|_| self.fetch.is_some()),
+            Leg::Prefill => self.prefill,
+            Leg::Decode => Some(self.decode),
+        }
+    }
+
+    /// The link that the KV of a leg takes, or the KV that it holds.
+    pub(crate) fn link_of(&self, leg: Leg) -> Option<(WorkerId, WorkerId)> {
+        let (from, to) = match leg {
+            Leg::Lend | Leg::Fetch => (Leg::Lend, Leg::Fetch),
+            Leg::Prefill | Leg::Decode => (Leg::Prefill, Leg::Decode),
+        };
+        self.worker_of(from).zip(self.worker_of(to))
+    }
+
+    /// The same plan, in which the prefill worker pulls this history first.
+    ///
+    /// # Panics
+    /// If nobody prefills elsewhere, or the prefill worker would pull from itself.
+    #[must_use]
+    pub fn fetching(self, fetch: Fetch) -> Self {
+        assert!(
+            self.prefill.is_some_and(|prefill| prefill != fetch.from),
+            "a history is pulled by a prefill worker, from another: {self:?} {fetch:?}"
+        );
+        Self {
+            fetch: Some(fetch),
+            ..self
+        }
+    }
 }
 
 /// What a policy answers.
@@ -225,6 +269,28 @@ impl Board {
         })
     }
 
+    /// The history that `prefill` could pull before it computes this turn for another: of the worker that holds most of the
+    /// prompt in its accelerator's memory, beyond what `prefill` has itself. `None` where nobody can lend it more than it
+    /// has, or where the link to it failed lately. What it is worth is the policy's business.
+    #[must_use]
+    pub fn fetchable(&self, prefill: &WorkerView, turn: &TurnView) -> Option<Fetch> {
+        if !turn.may_fetch || !prefill.transfers {
+            return None;
+        }
+        // The last token is always computed where the answer begins.
+        let most = turn.prompt_tokens.saturating_sub(1);
+        let lends = |worker: &&WorkerView| {
+            worker.id != prefill.id && worker.denies_lend.is_none() && self.link(worker.id, prefill.id).failures == 0
+        };
+        let lenders = self.workers.iter().filter(lends).map(|worker| {
+            let held = worker.resident_tokens.min(most);
+            (held - held % turn.block_size, worker.id)
+        });
+        let (tokens, from) =
+            lenders.max_by_key(|(tokens, id)| (*tokens, turn.home == Some(*id), std::cmp::Reverse(*id)))?;
+        (tokens > prefill.held_tokens()).then_some(Fetch { from, tokens })
+    }
+
     /// What is known of a link.
     #[must_use]
     pub fn link(&self, from: WorkerId, to: WorkerId) -> LinkView {
@@ -253,6 +319,7 @@ impl WorkerView {
             path: if appends { Path::Append } else { Path::Local },
             prefill: None,
             decode: self.id,
+            fetch: None,
         }
     }
 
@@ -264,6 +331,7 @@ impl WorkerView {
             path,
             prefill: Some(prefill),
             decode: self.id,
+            fetch: None,
         }
     }
 }
@@ -276,6 +344,7 @@ impl Considered {
             path: self.plan.path,
             prefill: self.plan.prefill,
             decode: self.plan.decode,
+            fetch: self.plan.fetch,
             resident_tokens: self.resident_tokens,
             score: self.score,
             forbidden: self.denied.map(|denied| denied.as_str().to_owned()),

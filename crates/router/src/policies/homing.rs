@@ -15,6 +15,7 @@
 //! ```text
 //! prefill  = (prefill tokens queued there + tokens that it lacks) / prefill_tps
 //! transfer = (transfers ahead on the link + 1) * tokens to move / transfer_tps + recent failures of the link * failure_s
+//! fetched  = what the worker that holds the history saves `prefill` if it lends it: prefill - transfer - fetch_s, if above 0
 //! place    = requests there * request_s + fullness * pool_s
 //! demand   = (tokens of the sessions that live there and were used lately + prompt) / pool
 //! fullness = demand up to 1; above it, 1 and the share of that demand for which the pool has no room: 2 at most
@@ -26,6 +27,7 @@
 use super::dp_cache_aware::is_overloaded;
 use super::spec::Parameters;
 use super::{Board, Choice, Considered, Policy, PolicyError, TurnView, WorkerView};
+use crate::action::Fetch;
 use crate::event::Role;
 
 /// Parameters of the policy.
@@ -48,6 +50,8 @@ pub struct HomingConfig {
     pub request_s: f64,
     /// What a full pool costs compared with an empty one, in seconds.
     pub pool_s: f64,
+    /// What it costs to fetch a history beside moving it, in seconds: two more requests, one of them among running decodes.
+    pub fetch_s: f64,
     /// What a recent failure of a link costs, in seconds.
     pub failure_s: f64,
     /// Requests above the mean that count as overload...
@@ -68,6 +72,7 @@ impl Default for HomingConfig {
             transfer_tps: 100_000.0,
             request_s: 0.05,
             pool_s: 1.0,
+            fetch_s: 0.1,
             failure_s: 2.0,
             abs: 16,
             rel: 1.5,
@@ -87,6 +92,7 @@ impl HomingConfig {
             transfer_tps: parameters.positive("transfer_tps", default.transfer_tps)?,
             request_s: parameters.number("request_s", default.request_s)?,
             pool_s: parameters.number("pool_s", default.pool_s)?,
+            fetch_s: parameters.number("fetch_s", default.fetch_s)?,
             failure_s: parameters.number("failure_s", default.failure_s)?,
             abs: parameters.whole("abs", default.abs)?,
             rel: parameters.number("rel", default.rel)?,
@@ -233,15 +239,30 @@ impl Homing {
             return None;
         }
         let place_s = self.place_s(decode, turn);
-        let plans = board.prefillers(decode).map(|prefill| Considered {
-            plan: decode.seeded_by(prefill.id, turn),
-            resident_tokens: decode.resident_tokens,
-            score: self.arrival_s(board, prefill, decode, turn) + place_s,
-            denied: decode.denies_seed.or(prefill.denies_prefill),
+        let plans = board.prefillers(decode).map(|prefill| {
+            let arrival_s = self.arrival_s(board, prefill, decode, turn);
+            let saved = self.saved_by_fetching(board, prefill, turn);
+            let plan = decode.seeded_by(prefill.id, turn);
+            Considered {
+                plan: saved.map_or(plan, |(fetch, _)| plan.fetching(fetch)),
+                resident_tokens: decode.resident_tokens,
+                score: arrival_s - saved.map_or(0.0, |(_, saved_s)| saved_s) + place_s,
+                denied: decode.denies_seed.or(prefill.denies_prefill),
+            }
         });
         plans.min_by(|left, right| {
             (left.denied.is_some().cmp(&right.denied.is_some())).then(left.score.total_cmp(&right.score))
         })
+    }
+
+    /// The history that `prefill` had better pull than compute, and the seconds that this saves.
+    fn saved_by_fetching(&self, board: &Board, prefill: &WorkerView, turn: &TurnView) -> Option<(Fetch, f64)> {
+        let fetch = board.fetchable(prefill, turn)?;
+        let tokens = fetch.tokens - prefill.held_tokens();
+        let ahead = board.link(fetch.from, prefill.id).transfers + 1;
+        let moved_s = f64::from(ahead) * f64::from(tokens) / self.config.transfer_tps;
+        let saved_s = self.prefill_s(tokens) - moved_s;
+        (saved_s > self.config.fetch_s).then_some((fetch, saved_s - self.config.fetch_s))
     }
 
     /// When the KV that `prefill` computes would be at `decode`.
@@ -337,6 +358,38 @@ mod tests {
             ..later(board, 3, 70_000)
         };
         check(PD, long, Some((Path::Append, None, 3)));
+    }
+
+    #[test]
+    fn a_history_is_fetched_where_that_is_faster_than_computing_it() {
+        let fetches = |held: u32, set: &dyn Fn(&mut Board)| {
+            let mut board = board(PD);
+            let turn = later(&mut board, 3, held);
+            set(&mut board);
+            let choice = Homing::new(HomingConfig::default()).choose(&board, &turn);
+            choice.plan.unwrap().fetch.map(|fetch| (fetch.from.0, fetch.tokens))
+        };
+        assert_eq!(fetches(14_999, &|_| {}), Some((3, 14_992)));
+        // Both prefill workers have as much of it already, or the link fails.
+        let held = |board: &mut Board| {
+            board.workers[0].resident_tokens = 14_000;
+            board.workers[1].resident_tokens = 14_000;
+        };
+        assert_eq!(fetches(14_999, &held), None);
+        let lends_not = |board: &mut Board| board.workers[3].denies_lend = Some(Denied::Busy);
+        assert_eq!(fetches(14_999, &lends_not), None);
+        let failed = |board: &mut Board| {
+            for prefill in 0..2 {
+                let link = LinkView {
+                    transfers: 0,
+                    failures: 1,
+                };
+                board.links.insert((WorkerId(3), WorkerId(prefill)), link);
+            }
+        };
+        assert_eq!(fetches(14_999, &failed), None);
+        // Appended: nobody prefills for it.
+        assert_eq!(fetches(15_904, &|_| {}), None);
     }
 
     #[test]

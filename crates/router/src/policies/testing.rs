@@ -30,6 +30,7 @@ pub(super) fn worker(id: u32, role: Role) -> WorkerView {
         denies_alone: unable(role.decodes()),
         denies_seed: unable(role.decodes()),
         denies_prefill: unable(role.prefills()),
+        denies_lend: None,
     }
 }
 
@@ -58,6 +59,7 @@ pub(super) fn turn() -> TurnView {
         home: None,
         waited: Duration::ZERO,
         may_transfer: true,
+        may_fetch: true,
     }
 }
 

@@ -2,7 +2,7 @@
 //! handoff machine, and what the machine says is carried out here: cancels first, then the booking, then the next leg.
 
 use super::{Router, Timer};
-use crate::action::{Action, Dispatch, KvUse, RouteError};
+use crate::action::{Action, Dispatch, Fetch, KvUse, RouteError};
 use crate::admission::Stage;
 use crate::event::{Leg, LegFailure, LegId, LegUsage, Resume};
 use crate::handoff::{self, Cancels, Cut, Failure, Next, Phase, Placed, Reason, Request, Signal};
@@ -18,13 +18,20 @@ const OUTPUT_MEMORY: u32 = 16;
 
 impl Router {
     pub(super) fn on_prefill_done(&mut self, leg: LegId, cached_tokens: Option<u32>) {
-        if let Some(placed) = self.present(leg, Leg::Prefill) {
-            if let Some(prefill) = placed.plan.prefill {
-                self.learn_cached(leg.request, prefill, placed.prefill_cached_tokens, cached_tokens);
-                self.works(prefill);
-            }
-            self.signal(leg.request, Signal::PrefillDone);
+        let Some(placed) = self.present(leg, leg.leg) else {
+            return;
+        };
+        let Some(worker) = placed.plan.worker_of(leg.leg) else {
+            return;
+        };
+        match (leg.leg, placed.plan.fetch) {
+            (Leg::Prefill, _) => self.learn_cached(leg.request, worker, placed.prefill_cached_tokens, cached_tokens),
+            (Leg::Lend, Some(fetch)) => self.learn_cached(leg.request, worker, fetch.tokens, cached_tokens),
+            (Leg::Fetch, Some(fetch)) => self.links.worked(fetch.from, worker),
+            (Leg::Lend | Leg::Fetch, None) | (Leg::Decode, _) => return,
         }
+        self.works(worker);
+        self.signal(leg.request, Signal::Done(leg.leg));
     }
 
     pub(super) fn on_first_token(&mut self, leg: LegId) {
@@ -80,7 +87,7 @@ impl Router {
         self.signal(
             leg.request,
             match leg.leg {
-                Leg::Prefill => Signal::PrefillFailed(cause),
+                Leg::Lend | Leg::Fetch | Leg::Prefill => Signal::Failed(leg.leg, cause),
                 Leg::Decode => Signal::DecodeFailed(cause, cut),
             },
         );
@@ -108,8 +115,10 @@ impl Router {
         self.cancel(id, transition.cancels);
         match transition.next {
             Next::Stay => {}
-            Next::Prefill => self.send_prefill(id),
-            Next::Connect => self.send_decode(id),
+            Next::Send(Leg::Lend) => self.send_lend(id),
+            Next::Send(Leg::Fetch) => self.send_fetch(id),
+            Next::Send(Leg::Prefill) => self.send_prefill(id),
+            Next::Send(Leg::Decode) => self.send_decode(id),
             Next::Stream => self.stream(id),
             Next::Yield(failure) => self.yields(id, failure),
             Next::Presume(failure) => self.presume(id, failure),
@@ -133,15 +142,9 @@ impl Router {
         else {
             return;
         };
-        let legs = [
-            placed
-                .plan
-                .prefill
-                .filter(|_| cancels.prefill())
-                .map(|worker| (Leg::Prefill, worker)),
-            cancels.decode().then_some((Leg::Decode, placed.plan.decode)),
-        ];
-        for (leg, worker) in legs.into_iter().flatten() {
+        let legs = [Leg::Lend, Leg::Fetch, Leg::Prefill, Leg::Decode];
+        let cancelled = legs.into_iter().filter(|leg| cancels.contains(*leg));
+        for (leg, worker) in cancelled.filter_map(|leg| Some((leg, placed.plan.worker_of(leg)?))) {
             self.actions.push_back(Action::Cancel {
                 leg: LegId {
                     request: id,
@@ -153,7 +156,24 @@ impl Router {
         }
     }
 
+    fn send_lend(&mut self, id: RequestId) {
+        self.enter(id, Phase::Lending);
+        let fetch = self.fetch(id);
+        self.dispatch(id, Leg::Lend, fetch.from, KvUse::Export);
+    }
+
+    fn send_fetch(&mut self, id: RequestId) {
+        self.enter(id, Phase::Fetching);
+        let (fetch, plan) = (self.fetch(id), self.plan(id));
+        let prefill = plan.prefill.expect("a history is fetched by a prefill worker");
+        self.dispatch(id, Leg::Fetch, prefill, KvUse::Import { from: fetch.from });
+    }
+
     fn send_prefill(&mut self, id: RequestId) {
+        if let Some(fetch) = self.plan(id).fetch {
+            self.ledger.advance(id, Stage::Prefill);
+            self.queue.free(fetch.from);
+        }
         self.enter(id, Phase::Prefilling);
         let prefill = self.plan(id).prefill.expect("a plan with a prefill leg says where");
         self.predict(id, prefill);
@@ -228,11 +248,10 @@ impl Router {
     /// Who is to be avoided, doubted or left in peace because of a failure.
     fn blame(&mut self, id: RequestId, failure: Failure) {
         let plan = self.plan(id);
-        let culprit = match failure.leg {
-            Leg::Prefill => plan.prefill.unwrap_or(plan.decode),
-            Leg::Decode => plan.decode,
-        };
-        self.residency.retract(culprit, self.requests[&id].session);
+        let culprit = plan.worker_of(failure.leg).unwrap_or(plan.decode);
+        if matches!(failure.leg, Leg::Prefill | Leg::Decode) {
+            self.residency.retract(culprit, self.requests[&id].session);
+        }
         let pause = self.backoff();
         let request = self.requests.get_mut(&id).expect("only a living request fails");
         match failure.reason {
@@ -259,9 +278,8 @@ impl Router {
             }
             Reason::Invalid => {}
         }
-        if let (Reason::Transfer, Some(prefill)) = (failure.reason, plan.prefill) {
-            self.links
-                .failed(self.now, prefill, plan.decode, self.config.clocks.link_memory);
+        if let (Reason::Transfer, Some((from, to))) = (failure.reason, plan.link_of(failure.leg)) {
+            self.links.failed(self.now, from, to, self.config.clocks.link_memory);
         }
     }
 
@@ -294,7 +312,11 @@ impl Router {
         if self.ledger.release(id) {
             let plan = self.plan(id);
             self.queue.free(plan.decode);
-            plan.prefill.into_iter().for_each(|prefill| self.queue.free(prefill));
+            let lender = plan.fetch.map(|fetch| fetch.from);
+            plan.prefill
+                .into_iter()
+                .chain(lender)
+                .for_each(|other| self.queue.free(other));
         }
     }
 
@@ -309,6 +331,8 @@ impl Router {
 
     fn dispatch(&mut self, id: RequestId, leg: Leg, worker: WorkerId, kv: KvUse) {
         let attempt = self.requests[&id].attempt;
+        let history = matches!(leg, Leg::Lend | Leg::Fetch);
+        let prefix_tokens = self.plan(id).fetch.filter(|_| history).map(|fetch| fetch.tokens);
         self.actions.push_back(Action::Dispatch(Dispatch {
             leg: LegId {
                 request: id,
@@ -317,11 +341,18 @@ impl Router {
             },
             worker,
             kv,
+            prefix_tokens,
         }));
     }
 
     fn plan(&self, id: RequestId) -> crate::policies::Plan {
         self.requests[&id].placed.expect("a request with legs has a plan").plan
+    }
+
+    fn fetch(&self, id: RequestId) -> Fetch {
+        self.plan(id)
+            .fetch
+            .expect("a request whose history is moved has a plan that says so")
     }
 
     /// A leg was answered there: it lives and works.

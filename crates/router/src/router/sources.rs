@@ -30,6 +30,7 @@ impl Router {
             path: Path::Migrate,
             prefill: Some(source.id),
             decode: plan.decode,
+            fetch: None,
         };
         let chosen = choice.considered.iter().find(|considered| considered.plan == plan);
         let moved_at = Considered {

@@ -40,6 +40,7 @@ impl Router {
             // Where nobody can do without, giving up transfers would be giving up.
             may_transfer: request.transfer_failures < self.config.limits.transfer_retries
                 || !self.fleet.iter().any(Worker::serves_alone),
+            may_fetch: self.config.fetch && request.transfer_failures == 0,
         };
         let held = self
             .residency
@@ -92,7 +93,14 @@ impl Router {
             denies_alone,
             denies_seed,
             denies_prefill,
+            denies_lend: self.denies_lend(worker, &account, request),
         }
+    }
+
+    /// Why a worker cannot lend what it holds of this prompt: nothing is computed for that, so that its role does not matter.
+    fn denies_lend(&self, worker: &Worker, account: &Account, request: &Request) -> Option<Denied> {
+        self.denies_all(worker, account, request)
+            .or_else(|| (!worker.info.transfers || !worker.info.abilities.hands_over).then_some(Denied::Unable))
     }
 
     /// Why a worker cannot take the turn alone, with KV from elsewhere, and for another. `lacks` is what it would prefill.

@@ -4,7 +4,7 @@
 use super::{Router, Timer};
 use crate::action::{Action, Decision, RouteError, WorkerState};
 use crate::admission::{Demand, Denied};
-use crate::event::Turn;
+use crate::event::{Leg, Turn};
 use crate::fleet::Worker;
 use crate::handoff::{Phase, Placed, Request, Signal};
 use crate::policies::{Board, Choice, Plan};
@@ -219,7 +219,8 @@ impl Router {
                 .map_or(0, |view| view.held_tokens().min(prompt_tokens))
         };
         let decode_cached_tokens = cached(plan.decode);
-        let prefill_cached_tokens = plan.prefill.map_or(0, cached);
+        let fetched_tokens = plan.fetch.map_or(0, |fetch| fetch.tokens);
+        let prefill_cached_tokens = plan.prefill.map_or(0, cached).max(fetched_tokens);
         request.placed = Some(Placed {
             plan,
             decode_cached_tokens,
@@ -239,6 +240,7 @@ impl Router {
         let demand = Demand {
             decode: plan.decode,
             prefill: plan.prefill,
+            fetch: plan.fetch,
             prompt,
             reserve_tokens,
             tail_tokens: prompt_tokens - decode_cached_tokens,
@@ -250,12 +252,7 @@ impl Router {
         }
         self.sessions.settle(self.requests[&id].session, plan.decode, plan.path);
         self.tell(id, plan, decode_cached_tokens, choice);
-        self.signal(
-            id,
-            Signal::Placed {
-                prefills_elsewhere: plan.prefill.is_some(),
-            },
-        );
+        self.signal(id, Signal::Placed { first: first_leg(plan) });
     }
 
     fn tell(&mut self, id: RequestId, plan: Plan, expected_cached_tokens: u32, choice: &Choice) {
@@ -269,6 +266,7 @@ impl Router {
             path: plan.path,
             prefill: plan.prefill,
             decode: plan.decode,
+            fetch: plan.fetch,
             prompt_tokens: request.prompt.tokens,
             expected_cached_tokens,
             keeps_kv: choice.keeps_kv,
@@ -288,6 +286,7 @@ impl Router {
         let account = |worker: Option<_>| worker.map(|worker| self.ledger.account(worker)).unwrap_or_default();
         let allowed = match request.phase {
             Phase::Waiting => return request.deadline,
+            Phase::Lending | Phase::Fetching => clocks.fetch,
             Phase::Prefilling => {
                 let ahead = account(plan.and_then(|plan| plan.prefill)).prefill_tokens;
                 clocks.prefill_base + times(clocks.prefill_per_token, prompt + ahead)
@@ -302,10 +301,21 @@ impl Router {
             Phase::Yielding(_) => clocks.cancel_answer,
         };
         let given_up = match (request.phase, self.habits.request_timeout) {
-            (Phase::Prefilling | Phase::Connecting, Some(timeout)) => (request.arrived + timeout).max(self.now),
+            (Phase::Lending | Phase::Fetching | Phase::Prefilling | Phase::Connecting, Some(timeout)) => {
+                (request.arrived + timeout).max(self.now)
+            }
             _ => return self.now + allowed,
         };
         given_up.min(self.now + allowed)
+    }
+}
+
+/// The leg that a plan begins with.
+const fn first_leg(plan: Plan) -> Leg {
+    match (plan.fetch, plan.prefill) {
+        (Some(_), Some(_)) => Leg::Lend,
+        (None, Some(_)) => Leg::Prefill,
+        (_, None) => Leg::Decode,
     }
 }
 

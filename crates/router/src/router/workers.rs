@@ -14,7 +14,7 @@ impl Router {
         if let Some(known) = self.fleet.get_mut(id) {
             // The legs of the same life run on; those of another are lost.
             let life = known.meet(info.epoch);
-            self.timers.clear(Timer::Resync(id));
+            self.clear_feed_timers(id);
             if life == Life::New {
                 self.lose(id);
             }
@@ -27,7 +27,7 @@ impl Router {
 
     pub(super) fn on_left(&mut self, worker: WorkerId) {
         if self.fleet.leave(worker) {
-            self.timers.clear(Timer::Resync(worker));
+            self.clear_feed_timers(worker);
             self.forget_cache(worker);
             self.lose(worker);
             // Some that wait may wait in vain now.
@@ -64,6 +64,35 @@ impl Router {
             let step = record.feed.offer(batch.sequence, batch.updates, limits);
             self.follow(worker, &step);
         }
+    }
+
+    /// Its KV events began anew. If it lives another life the probes meet it soon; until then nothing of them is believed.
+    pub(super) fn on_kv_restarted(&mut self, worker: WorkerId, epoch: BootEpoch) {
+        if self.meet(worker, epoch) == Life::Past {
+            return;
+        }
+        let Some(record) = self.fleet.get_mut(worker) else {
+            return;
+        };
+        if record.feed.doubt() {
+            self.actions.push_back(Action::Identify { worker });
+            self.timers
+                .set(Timer::Restart(worker), self.now + self.config.clocks.restart_doubt);
+            self.announce(worker);
+        }
+    }
+
+    /// It lives the same life after all: what its cache holds is asked for from the start.
+    pub(super) fn on_restart_overdue(&mut self, worker: WorkerId) {
+        if let Some(record) = self.fleet.get_mut(worker).filter(|record| record.feed.is_doubted()) {
+            let step = record.feed.rebuild();
+            self.follow(worker, &step);
+        }
+    }
+
+    fn clear_feed_timers(&mut self, worker: WorkerId) {
+        self.timers.clear(Timer::Resync(worker));
+        self.timers.clear(Timer::Restart(worker));
     }
 
     pub(super) fn on_resync_done(&mut self, worker: WorkerId, complete: bool) {
@@ -107,7 +136,7 @@ impl Router {
         };
         let life = record.meet(epoch);
         if life == Life::New {
-            self.timers.clear(Timer::Resync(worker));
+            self.clear_feed_timers(worker);
             self.forget_cache(worker);
             self.lose(worker);
             self.announce(worker);
@@ -137,12 +166,10 @@ impl Router {
         self.sessions.evacuate(worker);
         let leg_at = |request: &crate::handoff::Request| {
             let plan = request.placed?.plan;
-            let leg = if plan.decode == worker {
-                Leg::Decode
-            } else {
-                Leg::Prefill
-            };
-            (plan.decode == worker || plan.prefill == Some(worker)).then_some((request.id, leg))
+            // The last of its legs there tells how much is lost.
+            let legs = [Leg::Decode, Leg::Prefill, Leg::Lend];
+            let leg = legs.into_iter().find(|leg| plan.worker_of(*leg) == Some(worker))?;
+            Some((request.id, leg))
         };
         for (request, leg) in self.requests.values().filter_map(leg_at).collect::<Vec<_>>() {
             self.signal(request, Signal::Lost(leg));

@@ -91,6 +91,43 @@ fn with_events(roles: &[Role]) -> Vec<WorkerInfo> {
         .collect()
 }
 
+/// The numbers of a worker's events begin anew: nothing of them is believed until another life is met, or none was.
+#[test]
+fn events_that_begin_anew_are_of_another_life_or_asked_for_again() {
+    let restarted = Event::KvRestarted {
+        worker: WorkerId(1),
+        epoch: BootEpoch(1),
+    };
+    let begun_anew = || {
+        let mut driver = Driver::with_workers("homing", &with_events(&[Role::Both; 2]));
+        driver.tell(stored(1, 0, &prompt(1, 0, 100)));
+        driver.tell(restarted.clone());
+        driver.tell(restarted.clone());
+        assert_eq!(driver.identified, [WorkerId(1)], "it is asked once who it is");
+        assert_eq!(driver.states[&WorkerId(1)], WorkerState::Degraded);
+        driver.tell(stored(1, 1, &prompt(2, 0, 50)));
+        let indexed = driver.router.view_workers()[1].indexed_gpu_blocks;
+        assert_eq!(indexed, 100, "what comes now may be of another life");
+        driver
+    };
+    let mut driver = begun_anew();
+    driver.tell(health(1, 2, true));
+    assert_eq!(driver.states[&WorkerId(1)], WorkerState::Exact);
+    assert_eq!(driver.router.view_workers()[1].indexed_gpu_blocks, 0);
+    assert_eq!(driver.router.poll_timeout(), None, "nothing is waited for any more");
+
+    let mut driver = begun_anew();
+    assert!(driver.time_out());
+    assert_eq!(driver.resyncs, [(WorkerId(1), 0)], "nobody has met another life");
+    driver.tell(stored(1, 0, &prompt(2, 0, 50)));
+    driver.tell(Event::ResyncDone {
+        worker: WorkerId(1),
+        complete: true,
+    });
+    assert_eq!(driver.states[&WorkerId(1)], WorkerState::Exact);
+    assert_eq!(driver.router.view_workers()[1].indexed_gpu_blocks, 50);
+}
+
 #[test]
 fn a_gap_degrades_a_worker_until_it_is_filled() {
     let mut driver = Driver::with_workers("homing", &with_events(&[Role::Both; 2]));

@@ -35,6 +35,7 @@ pub struct Driver {
     pub prefilled: Vec<LegId>,
     pub decisions: Vec<Decision>,
     pub resyncs: Vec<(WorkerId, u64)>,
+    pub identified: Vec<WorkerId>,
     pub states: BTreeMap<WorkerId, WorkerState>,
     next_request: u64,
 }
@@ -63,6 +64,7 @@ impl Driver {
             prefilled: Vec::new(),
             decisions: Vec::new(),
             resyncs: Vec::new(),
+            identified: Vec::new(),
             states: BTreeMap::new(),
             next_request: 0,
         }
@@ -161,12 +163,21 @@ impl Driver {
     }
 
     pub fn prefill_done(&mut self, leg: LegId) {
-        assert_eq!(
-            self.legs.remove(&leg).map(|dispatch| dispatch.kv),
-            Some(KvUse::Export),
-            "{leg:?}"
-        );
-        self.prefilled.push(leg);
+        assert_eq!(leg.leg, Leg::Prefill);
+        self.leg_done(leg);
+    }
+
+    /// A leg that answers no client has ended well.
+    pub fn leg_done(&mut self, leg: LegId) {
+        let kv = self.legs.remove(&leg).map(|dispatch| dispatch.kv);
+        match leg.leg {
+            Leg::Lend | Leg::Prefill => {
+                assert_eq!(kv, Some(KvUse::Export), "{leg:?}");
+                self.prefilled.push(leg);
+            }
+            Leg::Fetch => assert!(matches!(kv, Some(KvUse::Import { .. })), "{leg:?}"),
+            Leg::Decode => panic!("a decode leg ends with its answer: {leg:?}"),
+        }
         self.tell(Event::PrefillDone {
             leg,
             cached_tokens: None,
@@ -230,8 +241,8 @@ impl Driver {
     /// Answers a request's legs until it has ended.
     pub fn serve(&mut self, request: RequestId) {
         let mut leg = self.leg(request);
-        if leg.leg == Leg::Prefill {
-            self.prefill_done(leg);
+        while leg.leg != Leg::Decode {
+            self.leg_done(leg);
             leg = self.leg(request);
         }
         self.first_token(leg);
@@ -272,6 +283,7 @@ impl Driver {
                 }
             }
             Action::Resync { worker, from_sequence } => self.resyncs.push((worker, from_sequence)),
+            Action::Identify { worker } => self.identified.push(worker),
             Action::WorkerState { worker, state } => {
                 assert_ne!(self.states.insert(worker, state), Some(state), "{worker} is told twice");
             }
@@ -290,20 +302,30 @@ impl Driver {
         );
         let decision = self.decision(request);
         assert_eq!(decision.attempt, attempt, "a leg without a decision");
+        let fetch = decision.fetch;
+        let history = matches!(leg, Leg::Lend | Leg::Fetch);
+        assert_eq!(
+            dispatch.prefix_tokens,
+            fetch.filter(|_| history).map(|fetch| fetch.tokens)
+        );
         match (leg, dispatch.kv) {
+            (Leg::Lend, KvUse::Export) => assert_eq!(fetch.map(|fetch| fetch.from), Some(dispatch.worker)),
+            (Leg::Fetch, KvUse::Import { from }) => {
+                let ends = (fetch.map(|fetch| fetch.from), decision.prefill);
+                assert_eq!(ends, (Some(from), Some(dispatch.worker)));
+                let lent = dispatch.leg.sibling(Leg::Lend);
+                assert!(self.prefilled.contains(&lent), "{dispatch:?} before its KV is ready");
+            }
             (Leg::Prefill, KvUse::Export) => assert_eq!(decision.prefill, Some(dispatch.worker)),
             (Leg::Decode, KvUse::Local) => assert_eq!((decision.prefill, decision.decode), (None, dispatch.worker)),
             (Leg::Decode, KvUse::Import { from }) => {
                 assert_eq!((decision.prefill, decision.decode), (Some(from), dispatch.worker));
-                let prefill = LegId {
-                    leg: Leg::Prefill,
-                    ..dispatch.leg
-                };
+                let prefill = dispatch.leg.sibling(Leg::Prefill);
                 assert!(self.prefilled.contains(&prefill), "{dispatch:?} before its KV is ready");
             }
-            (Leg::Prefill, KvUse::Local | KvUse::Import { .. }) | (Leg::Decode, KvUse::Export) => {
-                panic!("{dispatch:?}")
-            }
+            (Leg::Lend | Leg::Prefill, KvUse::Local | KvUse::Import { .. })
+            | (Leg::Fetch, KvUse::Local | KvUse::Export)
+            | (Leg::Decode, KvUse::Export) => panic!("{dispatch:?}"),
         }
         assert!(
             self.legs.insert(dispatch.leg, dispatch).is_none(),

@@ -84,7 +84,7 @@ impl Simulation<'_> {
             .then(|| client.answer_hash(leg.tip, tokens / block_size - 1));
         leg.tip = filled.or(leg.tip);
         match leg.id.leg {
-            Leg::Prefill => self.checkers.prefill_tokens += 1,
+            Leg::Lend | Leg::Fetch | Leg::Prefill => self.checkers.prefill_tokens += 1,
             Leg::Decode => {
                 client.receive(self.now);
                 if leg.sampled == 1 {
@@ -210,7 +210,11 @@ impl Simulation<'_> {
         let Some(leg) = self.legs.get(engine_id) else { return };
         let leg_id = leg.id;
         match (finished.reason, leg_id.leg) {
-            (FinishReason::Stop | FinishReason::Length, Leg::Prefill) => {
+            (FinishReason::Stop | FinishReason::Length, Leg::Lend | Leg::Fetch | Leg::Prefill) => {
+                if leg_id.leg == Leg::Fetch {
+                    // The others stay until what they hold was pulled.
+                    self.legs.remove(engine_id);
+                }
                 let cached_tokens = Some(finished.usage.local_cached_tokens);
                 self.count_computed(leg_id.request, finished);
                 self.news.push_back(Event::PrefillDone {

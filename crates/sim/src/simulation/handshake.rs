@@ -53,6 +53,7 @@ impl Simulation<'_> {
             kv: KvUse::Import {
                 from: self.nodes[from].id,
             },
+            prefix_tokens: None,
         };
         let decode = self.begin_leg(dispatch)?;
         let handshake = Handshake {

@@ -53,6 +53,7 @@ impl Simulation<'_> {
             Action::Cancel { leg, .. } => self.cancel(leg),
             Action::Reject { request, error } => self.reject(request, error),
             Action::Resync { worker, from_sequence } => self.resync(worker, from_sequence),
+            Action::Identify { worker } => self.probe_worker(worker.0 as usize, false),
             // It is in the worker samples and in the decisions' candidates.
             Action::WorkerState { .. } => {}
         }
@@ -106,13 +107,16 @@ impl Simulation<'_> {
     pub(super) fn begin_leg(&mut self, dispatch: Dispatch) -> Option<RequestId> {
         let client = self.clients.get(&dispatch.leg.request)?;
         let max_output_tokens = match dispatch.leg.leg {
-            Leg::Prefill => 1,
+            Leg::Lend | Leg::Fetch | Leg::Prefill => 1,
             Leg::Decode => client.wanted - client.received,
         };
+        let block_size = self.trace.block_size;
+        let prompt = dispatch.prefix_tokens.map_or_else(
+            || client.prompt.clone(),
+            |tokens| client.prompt.prefix(tokens / block_size, block_size),
+        );
         let node = &self.nodes[dispatch.worker.0 as usize];
-        let engine_id = self
-            .legs
-            .begin(dispatch, node.epoch, client.prompt.clone(), max_output_tokens);
+        let engine_id = self.legs.begin(dispatch, node.epoch, prompt, max_output_tokens);
         let keeps = client.kept_session;
         if let Some(leg) = self.legs.get_mut(engine_id).filter(|leg| leg.id.leg == Leg::Decode) {
             leg.session = keeps;

@@ -6,7 +6,7 @@ use crate::heap::Rank;
 use crate::stack::{FOR_EVER, RESTART_AFTER};
 use homing_report::logs::{TransferLine, seconds};
 use homing_router::action::{Decision, KvUse};
-use homing_router::event::{Event, FailureCause, Leg, LegId};
+use homing_router::event::{Event, FailureCause};
 use homing_units::{Duration, Instant, RequestId, WorkerId};
 use std::collections::BTreeMap;
 
@@ -73,10 +73,8 @@ impl Simulation<'_> {
         let (from, to, leg) = (from.0 as usize, leg.node, leg.id);
         let listed = self.dead_peers.lists(self.now, from, to);
         if listed {
-            let export = self.legs.engine_id(LegId {
-                leg: Leg::Prefill,
-                ..leg
-            });
+            let source = leg.leg.source();
+            let export = source.and_then(|source| self.legs.engine_id(leg.sibling(source)));
             self.drop_transfer(from, export, decode, PEER_DEAD);
         }
         listed
@@ -95,15 +93,12 @@ impl Simulation<'_> {
         }
     }
 
-    /// Where an export is held, and the engine's id of the decode leg that it is for.
+    /// Where an export is held, and the engine's id of the leg that is to pull it.
     fn held_export(&self, export: RequestId) -> Option<(usize, RequestId)> {
         let leg = self.legs.get(export).filter(|leg| leg.exported)?;
         let held = self.nodes[leg.node].exports.contains(&export);
-        let decode = LegId {
-            leg: Leg::Decode,
-            ..leg.id
-        };
-        held.then_some((leg.node, self.legs.engine_id(decode)?))
+        let puller = leg.id.sibling(leg.id.leg.puller()?);
+        held.then_some((leg.node, self.legs.engine_id(puller)?))
     }
 
     /// Gives a transfer up on both sides, and tells the router. The NICs stay booked for what was under way: the bytes that

@@ -8,7 +8,7 @@ use crate::heap::Rank;
 use homing_engine::api::{Import, ImportError, Input, KvChange, Reload};
 use homing_kv::Tier;
 use homing_report::logs::{TransferLine, duration_s, seconds};
-use homing_router::event::{Leg, LegId};
+use homing_router::event::LegId;
 use homing_units::{BootEpoch, Instant, RequestId};
 
 /// A pull under way.
@@ -66,13 +66,9 @@ impl Simulation<'_> {
         self.heap.plan(ends, Rank::Transfer, Wake::PullEnds(import.id));
     }
 
-    /// The export of the same attempt's prefill leg.
+    /// The export of the leg of the same attempt that this one pulls from.
     fn source_of(&self, leg: LegId) -> Option<Source> {
-        let prefill = LegId {
-            leg: Leg::Prefill,
-            ..leg
-        };
-        let engine_id = self.legs.engine_id(prefill)?;
+        let engine_id = self.legs.engine_id(leg.sibling(leg.leg.source()?))?;
         let leg = self.legs.get(engine_id).filter(|leg| leg.exported)?;
         Some(Source {
             node: leg.node,

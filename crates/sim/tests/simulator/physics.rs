@@ -2,6 +2,7 @@
 
 use crate::common::{BLOCK, config, one_session, run};
 use homing_engine::{Chunk, StepModel, StepShape};
+use homing_report::logs::{LogKind, TransferLine};
 use homing_report::{Path, RequestRecord};
 use homing_sim::SimConfig;
 use homing_units::{Duration, Instant};
@@ -81,6 +82,42 @@ fn a_later_turn_computes_its_tail_only() {
         let first_token = model.front_end() + prefill(model, 5_100 - cached, cached);
         assert_eq!(second.ttft(), Some(first_token), "{cluster}");
     }
+}
+
+/// A heavy tail: the prefill worker pulls what it lacks of the history from the session's home, computes the tail, and the home
+/// pulls back nothing but that.
+#[test]
+fn a_heavy_tail_moves_its_history_once_and_its_tail_back() {
+    let trace = one_session(&[(1_600, 2), (4_800, 2), (8_000, 2), (16_000, 2)]);
+    let mut config = quiet(&trace, "h200x2-1p1d", "homing");
+    config.logs = true;
+    let outcome = run(&trace, &config);
+    let lines = outcome.logs.text(LogKind::KvTransfers).lines();
+    let transfers: Vec<(String, String, u32)> = lines
+        .map(|line| serde_json::from_str::<TransferLine>(line).expect(line))
+        .map(|line| (line.from, line.to, line.tokens))
+        .collect();
+    let moved = |from: &str, to: &str, tokens| (from.to_owned(), to.to_owned(), tokens);
+    assert_eq!(
+        transfers,
+        [
+            moved("p0", "d0", 1_600),
+            moved("d0", "p0", 6_400),
+            moved("p0", "d0", 8_000)
+        ]
+    );
+    let heavy = &outcome.run.requests[3];
+    assert_eq!((heavy.path, heavy.error.as_deref()), (Some(Path::Reseed), None));
+    // Both lenders and pullers compute a block at most where everything is there; the tail is computed once.
+    let model = &config.cluster.step_model;
+    let tail = prefill(model, 8_000, 8_000);
+    let without = quiet(&trace, "h200x2-1p1d", "homing:fetch_s=1000");
+    let without = &served(&trace, &without)[3];
+    let (with, without) = (
+        heavy.ttft().expect("it was served"),
+        without.ttft().expect("it was served"),
+    );
+    assert!(tail < with && with < without, "{tail:?} < {with:?} < {without:?}");
 }
 
 #[test]

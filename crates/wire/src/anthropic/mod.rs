@@ -33,3 +33,8 @@ pub use error::{error_body, error_event};
 pub use message::MessageUsage;
 pub use request::{count_to_chat, to_chat};
 pub use stream::MessageStream;
+
+use bytes::Bytes;
+
+/// The event that says nothing but that a stream lives; the API sends it whenever it likes.
+pub const PING: Bytes = Bytes::from_static(b"event: ping\ndata: {\"type\": \"ping\"}\n\n");

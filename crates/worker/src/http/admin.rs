@@ -131,12 +131,8 @@ pub(super) async fn tokenize(State(app): State<Shared>, Payload(payload): Payloa
                 add_special_tokens: false,
             } => app.served.words.tokenizer.encode(text),
             TokenizeInput::Chat {
-                messages,
-                add_generation_prompt,
-                tools,
-            } => app
-                .served
-                .chat_tokens(messages, tools.as_deref(), *add_generation_prompt)?,
+                add_generation_prompt, ..
+            } => app.served.chat_tokens(&Body::parse(&bytes)?, *add_generation_prompt)?,
         };
         let spelled = || {
             tokens

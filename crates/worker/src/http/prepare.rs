@@ -58,8 +58,7 @@ pub(super) fn prepare(app: &App, dialect: Dialect, bytes: &Bytes) -> Result<Prep
             let request = ChatRequest::from_body(&body)?;
             refuse_unsupported(&body, &[])?;
             app.served.check_model(request.params.model.as_deref())?;
-            let (tools, opened) = (request.tools.as_deref(), request.add_generation_prompt);
-            let tokens = app.served.chat_tokens(&request.messages, tools, opened)?;
+            let tokens = app.served.chat_tokens(&body, request.add_generation_prompt)?;
             (request.params, tokens)
         }
     };

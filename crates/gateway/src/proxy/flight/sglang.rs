@@ -77,6 +77,7 @@ impl Flight {
             },
             worker,
             kv: KvUse::Import { from: prefill.worker },
+            prefix_tokens: None,
         };
         let rank = self.shell.fleet.rank(prefill.worker);
         let (host, port) = server.bootstrap.clone();
@@ -127,7 +128,8 @@ impl Flight {
     }
 
     fn sglang_leg(&self, dispatch: Dispatch, routing: &Routing) -> DecodeLeg {
-        let request: LegRequest = self.leg_request(dispatch, leg_body(&self.attempt.prompt, routing));
+        let request: LegRequest =
+            self.leg_request(dispatch, &self.attempt.prompt, leg_body(&self.attempt.prompt, routing));
         let uri = self.shell.fleet.uri(dispatch.worker, "/abort_request");
         let upstream = self.shell.upstream.clone();
         let abort = Abort::new(upstream.clone(), &uri, &request.headers, &routing.rid);
@@ -210,7 +212,7 @@ mod tests {
     #[test]
     fn a_leg_is_the_clients_request_with_where_to_meet() {
         let check = |endpoint, client: &str, expected: &str| {
-            let prompt = LegPrompt::original(endpoint, Arc::new(parsed(client)));
+            let prompt = LegPrompt::original(endpoint, Arc::new(parsed(client)), [1].into());
             let routing = Routing {
                 rid: "r-0p".to_owned(),
                 bootstrap: Some(Bootstrap {

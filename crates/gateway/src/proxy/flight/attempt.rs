@@ -1,0 +1,192 @@
+//! One plan's legs: sent, given up, and what comes of those of which no client hears.
+//!
+//! KV that one leg holds for another is an [`Offer`]: made from the answer of the leg that holds it, under the terms that
+//! held when that leg was sent, and used up by the leg that pulls it, if the terms hold still.
+
+use super::Flight;
+use crate::proxy::leg::{DecodeLeg, LegRequest, SilentAnswer, SilentLeg};
+use crate::proxy::legs::LegPrompt;
+use crate::proxy::native::{Native, native_body};
+use crate::proxy::pair::Pair;
+use crate::upstream::LegError;
+use bytes::Bytes;
+use homing_router::action::{Dispatch, KvUse};
+use homing_router::event::{Event, FailureCause, Leg, LegId};
+use homing_wire::transfer_offer::{Doubt, Offer, Terms};
+
+/// One plan's legs.
+pub(super) struct Attempt {
+    pub(super) number: u32,
+    pub(super) prompt: LegPrompt,
+    /// Whether it continues an answer that the client has a part of.
+    pub(super) continues: bool,
+    /// KV that a leg of this attempt holds for the next one.
+    offer: Option<Offer>,
+    /// The leg under way of which no client hears; one at a time.
+    pub(super) silent: Option<SilentLeg>,
+    pub(super) decode: Option<DecodeLeg>,
+    /// The legs of a handoff between SGLang servers, which are sent together.
+    pub(super) pair: Option<Pair>,
+    /// What is known of an answer in the client's own dialect.
+    pub(super) native: Option<Native>,
+}
+
+impl Attempt {
+    pub(super) const fn new(number: u32, prompt: LegPrompt, continues: bool) -> Self {
+        Self {
+            number,
+            prompt,
+            continues,
+            offer: None,
+            silent: None,
+            decode: None,
+            pair: None,
+            native: None,
+        }
+    }
+
+    /// Gives up all that is under way.
+    pub(super) fn drop_legs(&mut self) {
+        self.silent = None;
+        self.decode = None;
+        self.pair = None;
+        self.offer = None;
+    }
+}
+
+impl Flight {
+    pub(super) async fn dispatch(&mut self, dispatch: Dispatch) {
+        if dispatch.leg.attempt != self.attempt.number {
+            self.begin_attempt(dispatch.leg.attempt);
+        }
+        if self.dispatch_to_sglang(dispatch).await {
+            return;
+        }
+        let prompt = match dispatch.prefix_tokens {
+            Some(tokens) => self.attempt.prompt.history(tokens),
+            None => self.attempt.prompt.clone(),
+        };
+        let terms = self.terms(&dispatch, &prompt);
+        let params = match dispatch.kv {
+            KvUse::Local | KvUse::Export => None,
+            KvUse::Import { .. } => match self.redeem(terms) {
+                Ok(params) => Some(params),
+                Err(doubt) => {
+                    let error = LegError::new(FailureCause::Transfer, doubt.to_string());
+                    return self.leg_failed(dispatch.leg, &error).await;
+                }
+            },
+        };
+        match dispatch.leg.leg {
+            Leg::Lend | Leg::Fetch | Leg::Prefill => {
+                let terms = terms.filter(|_| dispatch.kv == KvUse::Export);
+                let body = params.map_or_else(|| prompt.held_body(), |params| prompt.pulled_body(params));
+                let request = self.leg_request(dispatch, &prompt, body);
+                self.attempt.silent = Some(SilentLeg::send(self.shell.upstream.clone(), request, terms));
+            }
+            Leg::Decode => self.send_decode(dispatch, &prompt, params),
+        }
+    }
+
+    fn send_decode(&mut self, dispatch: Dispatch, prompt: &LegPrompt, params: Option<Bytes>) {
+        let request = match self.native_request(dispatch) {
+            Some(native) => native,
+            None => self.leg_request(dispatch, prompt, prompt.decode_body(params)),
+        };
+        self.transcript.begin_leg(self.attempt.continues);
+        self.attempt.decode = Some(DecodeLeg::send(self.shell.upstream.clone(), request));
+    }
+
+    /// What a leg's KV is for, as things are now: which prompt, and which lives of who holds it and who pulls it.
+    fn terms(&self, dispatch: &Dispatch, prompt: &LegPrompt) -> Option<Terms> {
+        let decision = self.decision.as_ref()?;
+        let (source, target) = match (dispatch.kv, dispatch.leg.leg) {
+            (KvUse::Local, _) => return None,
+            (KvUse::Export, Leg::Lend) => (dispatch.worker, decision.prefill?),
+            (KvUse::Export, Leg::Fetch | Leg::Prefill | Leg::Decode) => (dispatch.worker, decision.decode),
+            (KvUse::Import { from }, _) => (from, dispatch.worker),
+        };
+        Some(Terms {
+            prompt: prompt.hash(),
+            source: self.shell.fleet.life(source),
+            target: self.shell.fleet.life(target),
+        })
+    }
+
+    /// Uses the offer of this attempt up.
+    fn redeem(&mut self, terms: Option<Terms>) -> Result<Bytes, Doubt> {
+        let offer = self.attempt.offer.take().ok_or(Doubt::Missing)?;
+        offer.redeem(&terms.ok_or(Doubt::Missing)?, self.shell.clock.now())
+    }
+
+    /// A new plan: what the earlier one had under way is dropped, and so is the KV that it was offered.
+    fn begin_attempt(&mut self, number: u32) {
+        let continues = self.client.has_part();
+        let prompt = if continues {
+            LegPrompt::continued(&self.request.body, &self.tokens_so_far(), self.tokens_left())
+        } else {
+            self.voice.begin_anew();
+            self.request.prompt_as_sent()
+        };
+        self.attempt = Attempt::new(number, prompt, continues);
+    }
+
+    pub(super) fn leg_request(&self, dispatch: Dispatch, prompt: &LegPrompt, body: Bytes) -> LegRequest {
+        let Dispatch { leg, worker, kv, .. } = dispatch;
+        let uri = self.shell.fleet.uri(worker, prompt.endpoint().path());
+        let mut headers = self.request.leg_headers(leg);
+        headers.extend(self.shell.fleet.rank_header(worker));
+        LegRequest {
+            leg,
+            kv,
+            uri,
+            headers,
+            body,
+        }
+    }
+
+    /// The client's own request, where its worker speaks the client's dialect and serves the turn alone.
+    fn native_request(&mut self, dispatch: Dispatch) -> Option<LegRequest> {
+        let dialect = self.request.dialect;
+        let original = self.request.original.as_ref().filter(|_| !self.attempt.continues)?;
+        if dispatch.kv != KvUse::Local || !self.shell.fleet.speaks(dispatch.worker, dialect) {
+            return None;
+        }
+        let mut request = self.leg_request(dispatch, &self.attempt.prompt, native_body(original));
+        request.uri = self.shell.fleet.uri(dispatch.worker, dialect.path());
+        self.attempt.native = Some(Native::default());
+        Some(request)
+    }
+
+    /// Gives a leg up. The core waits for a decode leg to say how much of its answer reached the client.
+    pub(super) async fn cancel(&mut self, leg: LegId) {
+        self.cancel_pair(leg);
+        if self.attempt.silent.as_ref().is_some_and(|silent| silent.leg == leg) {
+            self.attempt.silent = None;
+        }
+        if self.attempt.decode.as_ref().is_some_and(|decode| decode.leg == leg) {
+            // Why it ended is the core's own doing; the cause here says nothing to it.
+            self.leg_failed(leg, &LegError::new(FailureCause::Engine, "given up"))
+                .await;
+        }
+    }
+
+    pub(super) async fn silent_answered(&mut self, answer: Result<SilentAnswer, LegError>) {
+        let Some(SilentLeg { leg, terms, .. }) = self.attempt.silent.take() else {
+            return;
+        };
+        let answer = answer.and_then(|SilentAnswer { held, cached_tokens }| {
+            let deadline = self.shell.clock.now() + self.shell.offer;
+            let offer = terms.map(|terms| Offer::of_answer(&held, terms, deadline)).transpose();
+            let offer = offer.map_err(|doubt| LegError::new(FailureCause::Transfer, doubt.to_string()))?;
+            Ok((offer, cached_tokens))
+        });
+        match answer {
+            Ok((offer, cached_tokens)) => {
+                self.attempt.offer = offer;
+                self.tell(Event::PrefillDone { leg, cached_tokens }).await;
+            }
+            Err(error) => self.leg_failed(leg, &error).await,
+        }
+    }
+}
