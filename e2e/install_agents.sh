@@ -25,7 +25,7 @@ if ! is_there mini-swe-agent "$mini"; then
   uv=$folder/venv/bin/uv
   # Its own environment: what it depends on and what vLLM depends on need not agree.
   if "$uv" venv --quiet --clear --python "$folder/venv/bin/python" "$agents/venv" \
-    && UV_HTTP_TIMEOUT=300 "$uv" pip install --quiet --python "$agents/venv/bin/python" "mini-swe-agent==$mini"; then
+    && timeout 400 "$uv" pip install --quiet --python "$agents/venv/bin/python" "mini-swe-agent==$mini"; then
     "$uv" cache clean --quiet || true
     printf '%s' "$mini" > "$agents/mini-swe-agent.installed"
   else
@@ -36,7 +36,7 @@ fi
 if ! is_there claude-code "$claude"; then
   if ! command -v npm >/dev/null; then
     unavailable claude-code "there is no npm"
-  elif npm install --prefix "$agents" --no-save --no-audit --no-fund --loglevel=error "@anthropic-ai/claude-code@$claude" \
+  elif timeout 400 npm install --prefix "$agents" --no-save --no-audit --no-fund --loglevel=error "@anthropic-ai/claude-code@$claude" \
     && HOME=$agents "$agents/node_modules/.bin/claude" --version >/dev/null; then
     printf '%s' "$claude" > "$agents/claude-code.installed"
   else

@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import time
 
@@ -25,6 +26,8 @@ from engines import BLOCK_SIZE, Engine, Lab, Router, end_on_signals
 from gap import Relay
 
 PORT = 21000
+# Four minutes where the cores are free, a quarter of an hour where they are busy.
+DEADLINE_S = 2400
 
 # In the order in which they run: the last ones kill and stop engines. With an agent, its name: it may not be installed.
 CHECKS = [
@@ -146,6 +149,8 @@ def main():
     parser.add_argument("--only", help="names of checks, with commas between them")
     arguments = parser.parse_args()
     end_on_signals()
+    # Whatever hangs, the run ends and says so.
+    signal.alarm(DEADLINE_S)
     if not os.access(arguments.homing, os.X_OK):
         parser.error(f"--homing is `{arguments.homing}`, expected a program")
     lab = Lab(arguments.home, arguments.out)

@@ -7,7 +7,7 @@
 use crate::shell;
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Instant;
 
 /// What `install.sh` answers where vLLM cannot be had.
@@ -37,6 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
     if !install(&home)? {
         return Ok(());
     }
+    install_agents(&home)?;
     let python = home.join("venv").join("bin").join("python");
     make_model(&python, &home.join("model"))?;
     let homing = match &args.homing {
@@ -80,13 +81,7 @@ fn home() -> Result<PathBuf> {
 
 /// Whether vLLM is there now; says so loudly where it cannot be.
 fn install(home: &Path) -> Result<bool> {
-    println!("\n==> e2e/install.sh {}", home.display());
-    let status = Command::new("bash")
-        .arg(shell::root().join("e2e").join("install.sh"))
-        .arg(home)
-        .stdin(Stdio::null())
-        .status()
-        .context("`bash` could not be started")?;
+    let status = bash("install.sh", home)?;
     match status.code() {
         Some(0) => Ok(true),
         Some(UNAVAILABLE) => {
@@ -95,6 +90,24 @@ fn install(home: &Path) -> Result<bool> {
         }
         _ => bail!("`e2e/install.sh` failed: {status}"),
     }
+}
+
+/// Installs the agents, as far as they can be had; the script says which cannot, and their checks say it again.
+fn install_agents(home: &Path) -> Result<()> {
+    let status = bash("install_agents.sh", home)?;
+    ensure!(status.success(), "`e2e/install_agents.sh` failed: {status}");
+    Ok(())
+}
+
+/// Runs a script of `e2e/` on the folder of the environment.
+fn bash(name: &str, home: &Path) -> Result<ExitStatus> {
+    println!("\n==> e2e/{name} {}", home.display());
+    Command::new("bash")
+        .arg(shell::root().join("e2e").join(name))
+        .arg(home)
+        .stdin(Stdio::null())
+        .status()
+        .context("`bash` could not be started")
 }
 
 fn make_model(python: &Path, model: &Path) -> Result<()> {
