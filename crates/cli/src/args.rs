@@ -58,7 +58,7 @@ pub struct Serve {
     /// A configuration file; the other options win over it.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A worker: `URL[,role=prefill|decode|both][,kind=homing|vllm|sglang][,name=NAME][,kv_events=tcp://..][,kv_replay=tcp://..]`.
+    /// A worker: `URL[,role=prefill|decode|both][,kind=homing|vllm|sglang][,name=NAME][,kv_events=tcp://..][,kv_replay=tcp://..][,data_parallel_rank=N][,bootstrap=HOST:PORT]`.
     #[arg(long = "worker", value_name = "WORKER")]
     pub workers: Vec<String>,
     /// Where to listen.

@@ -66,12 +66,12 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Whether a worker that decodes is alive: with nobody else there it prefills as well.
+    /// Whether a worker that decodes is alive: with nobody else there it prefills as well, or one that can is alive, too.
     pub(crate) fn can_serve(&self) -> bool {
-        let alive = |state| matches!(state, WorkerState::Exact | WorkerState::Degraded);
-        self.workers
-            .iter()
-            .any(|worker| worker.role.decodes() && alive(worker.state))
+        let is_alive = |worker: &&WorkerStatus| matches!(worker.state, WorkerState::Exact | WorkerState::Degraded);
+        let alive = || self.workers.iter().filter(is_alive);
+        let aided = alive().any(|worker| worker.role.prefills());
+        alive().any(|worker| worker.role.decodes() && (worker.abilities.prefills_alone || aided))
     }
 }
 

@@ -13,7 +13,7 @@ mod source;
 mod watch;
 
 pub(crate) use sessions::{Closed, OpenSessions};
-pub(crate) use sglang::Server;
+pub(crate) use sglang::{Server, bootstrap_at};
 pub(crate) use source::{EXPECTED_SOURCE, EventSource, is_endpoint};
 pub(crate) use watch::{Doubt, Watch};
 

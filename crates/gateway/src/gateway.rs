@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::config::{GatewayConfig, WorkerSpec};
 use crate::core_task::{CoreHandle, CoreTask};
-use crate::engine::{Doubt, EXPECTED_SOURCE, EventSource, OpenSessions, Watch, Watched, is_endpoint};
+use crate::engine::{Doubt, EXPECTED_SOURCE, EventSource, OpenSessions, Watch, Watched, bootstrap_at, is_endpoint};
 use crate::fleet::Fleet;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch as PrefixWatch;
@@ -359,6 +359,9 @@ impl GatewayConfig {
                 return wrong(format!(
                     "`kv_replay` is `{replay}`, expected `tcp://HOST:PORT` or `ipc://PATH`"
                 ));
+            }
+            if let Some(at) = member.spec.bootstrap.as_ref().filter(|at| bootstrap_at(at).is_none()) {
+                return wrong(format!("`bootstrap` is `{at}`, expected `HOST:PORT`"));
             }
             if !is_worker_name(&member.name) {
                 return wrong(format!(

@@ -168,6 +168,11 @@ impl Worker {
         self.info.role.decodes() && self.info.abilities.prefills_alone
     }
 
+    /// Whether it can prefill a turn for another.
+    pub(crate) const fn aids(&self) -> bool {
+        self.info.role.prefills() && self.info.transfers
+    }
+
     /// The longest prompt and output that fits its context and its pool, in tokens.
     pub(crate) fn context_limit(&self) -> u32 {
         let pool = u32::try_from(self.info.kv_tokens).unwrap_or(u32::MAX);

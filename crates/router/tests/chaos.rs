@@ -9,8 +9,8 @@ mod support;
 use homing_kv::{BlockHash, Prompt, Tier};
 use homing_router::action::WorkerState;
 use homing_router::event::{
-    Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegId, LegUsage, PromptId, Resume, Role,
-    SessionHint, WorkerInfo,
+    Abilities, Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegId, LegUsage, PromptId, Resume,
+    Role, SessionHint, WorkerInfo,
 };
 use homing_router::recording::replay;
 use homing_router::{Limits, RouterConfig};
@@ -44,6 +44,15 @@ impl World {
             info: WorkerInfo {
                 kv_tokens: 4_000,
                 kv_events: id % 3 != 2,
+                abilities: Abilities {
+                    // Of the decode workers of some worlds all, of others some need a prefill worker for each turn.
+                    prefills_alone: match seed % 3 {
+                        0 => true,
+                        1 => *role != Role::Decode || id % 2 == 1,
+                        _ => *role != Role::Decode,
+                    },
+                    ..Abilities::default()
+                },
                 ..support::worker(id, *role)
             },
             alive: true,
@@ -140,9 +149,13 @@ impl World {
     }
 
     fn fail(&mut self) {
-        let Some(leg) = self.pick(self.driver.legs.keys().copied().collect::<Vec<_>>()) else {
+        let Some(mut leg) = self.pick(self.driver.legs.keys().copied().collect::<Vec<_>>()) else {
             return;
         };
+        if leg.leg == Leg::Prefill && self.chance(30) {
+            // The decode leg was sent along.
+            leg.leg = Leg::Decode;
+        }
         use FailureCause::{Busy, Engine, Invalid, Transfer, Unreachable};
         let cause = *[Busy, Busy, Transfer, Transfer, Engine, Unreachable, Invalid]
             .choose(&mut self.rng)

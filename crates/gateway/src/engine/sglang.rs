@@ -103,7 +103,7 @@ fn known(member: &Member, models: &[u8], info: &ServerInfo) -> Result<Known, Str
         endpoints,
         sglang: Some(Server {
             mode: info.mode,
-            bootstrap: bootstrap(member, info)?,
+            bootstrap: bootstrap(member, info),
             ranks: info.dp_size,
             page_size: info.page_size,
             tokenizer: last_part(&info.tokenizer_path).to_owned(),
@@ -138,13 +138,16 @@ fn role(member: &Member, info: &ServerInfo) -> Result<Role, String> {
 
 /// Where decode servers meet a prefill server: at the port that it says, on the host where the router reaches it, unless the
 /// configuration knows better.
-fn bootstrap(member: &Member, info: &ServerInfo) -> Result<(String, u16), String> {
-    let Some(configured) = &member.spec.bootstrap else {
-        return Ok((member.host(), info.bootstrap_port));
-    };
-    let parts = configured.rsplit_once(':');
-    let at = parts.and_then(|(host, port)| Some((host.to_owned(), port.parse().ok()?)));
-    at.ok_or_else(|| format!("refused: expected `bootstrap` to be `HOST:PORT`, found `{configured}`"))
+fn bootstrap(member: &Member, info: &ServerInfo) -> (String, u16) {
+    let configured = member.spec.bootstrap.as_deref().and_then(bootstrap_at);
+    configured.unwrap_or_else(|| (member.host(), info.bootstrap_port))
+}
+
+/// The host and the port of `HOST:PORT`.
+pub(crate) fn bootstrap_at(text: &str) -> Option<(String, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|port| *port > 0)?;
+    (!host.is_empty()).then(|| (host.to_owned(), port))
 }
 
 /// The pool of the engines that a worker stands for.
@@ -334,11 +337,25 @@ mod tests {
         };
         check(prefill.clone(), "decode", json!({}), "`decode`");
         check(prefill, "null", json!({}), "`null`");
-        let nowhere = WorkerSpec {
-            bootstrap: Some("h".to_owned()),
+    }
+
+    #[test]
+    fn where_to_meet_is_where_the_configuration_says() {
+        let check = |text: &str, expected: Option<(&str, u16)>| {
+            let expected = expected.map(|(host, port)| (host.to_owned(), port));
+            assert_eq!(bootstrap_at(text), expected, "{text}");
+        };
+        check("10.1.0.6:8998", Some(("10.1.0.6", 8998)));
+        check("[fd00::6]:8998", Some(("[fd00::6]", 8998)));
+        for wrong in ["", "h", "h:", ":8998", "h:0", "h:70000"] {
+            check(wrong, None);
+        }
+        let told = WorkerSpec {
+            bootstrap: Some("10.1.0.6:9000".to_owned()),
             ..spec()
         };
-        check(nowhere, "prefill", json!({}), "`HOST:PORT`");
+        let server = joined(told, &said("prefill", &json!({}))).unwrap().sglang.unwrap();
+        assert_eq!(server.bootstrap, ("10.1.0.6".to_owned(), 9000));
     }
 
     #[test]

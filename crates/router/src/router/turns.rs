@@ -75,7 +75,10 @@ impl Router {
     /// alive or may be soon.
     fn hopeless(&self, needed_tokens: u64) -> Option<RouteError> {
         let dead = |worker: &Worker| worker.state() == WorkerState::Dead;
-        if self.fleet.any_decodes(needed_tokens, |worker| !dead(worker)) {
+        // Looked at only where a worker needs it, which is seldom.
+        let is_aided = || self.fleet.iter().any(|worker| worker.aids() && !dead(worker));
+        let able = |worker: &Worker| !dead(worker) && (worker.serves_alone() || is_aided());
+        if self.fleet.any_decodes(needed_tokens, able) {
             return None;
         }
         let Some(limit) = self.fleet.longest_context(|_| true) else {
@@ -84,7 +87,7 @@ impl Router {
         if needed_tokens > u64::from(limit) {
             return Some(RouteError::ContextTooLong { limit });
         }
-        let limit = self.fleet.longest_context(|worker| !dead(worker));
+        let limit = self.fleet.longest_context(able);
         limit
             .is_none_or(|limit| needed_tokens > u64::from(limit))
             .then_some(RouteError::NoWorker)

@@ -4,7 +4,7 @@
 use super::Router;
 use crate::action::{Decision, Path, WorkerState};
 use crate::admission::Account;
-use crate::event::Role;
+use crate::event::{Abilities, Role};
 use crate::handoff::{Failure, Request};
 use crate::sessions::{PATHS, Session};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, SessionId, WorkerId};
@@ -20,6 +20,8 @@ pub struct WorkerStatus {
     pub name: String,
     /// What it may do.
     pub role: Role,
+    /// What it can do beyond that.
+    pub abilities: Abilities,
     /// Its present life.
     pub epoch: BootEpoch,
     /// What the router thinks of it.
@@ -243,6 +245,7 @@ impl Router {
         let homed = self.sessions.homed(id);
         WorkerStatus {
             id,
+            abilities: worker.info.abilities,
             name: worker.info.name.clone(),
             role: worker.info.role,
             epoch: worker.info.epoch,

@@ -72,6 +72,21 @@ fn failed_transfers_are_reported_as_what_they_were_where_nobody_can_do_without()
 }
 
 #[test]
+fn without_a_prefill_worker_nobody_waits_in_vain() {
+    let mut driver = Driver::with_workers("homing", &helpless());
+    let waits = driver.turn(RECOGNISE, prompt(1, 0, 500), 50);
+    die(&mut driver, 0);
+    die(&mut driver, 1);
+    assert_eq!(driver.ended[&waits], "no_worker");
+    let next = driver.turn(RECOGNISE, prompt(1, 0, 500), 50);
+    assert_eq!(driver.ended[&next], "no_worker");
+    driver.tell(health(1, 1, true));
+    let served = driver.turn(RECOGNISE, prompt(1, 0, 500), 50);
+    driver.serve(served);
+    assert_eq!(driver.ended[&served], "finished");
+}
+
+#[test]
 fn one_that_cannot_hand_over_is_no_source() {
     let mut infos = helpless();
     for info in &mut infos[2..] {

@@ -220,6 +220,62 @@ fn private_blocks_are_told_apart() {
     );
 }
 
+/// A batch as SGLang 0.5.23 packs it (`disaggregation/kv_events.py`): an array of a time, maps, and the rank.
+fn of_sglang(event: Vec<(&str, Value)>) -> Result<EventBatch, KvEventError> {
+    let event = event
+        .into_iter()
+        .map(|(name, value)| (Value::from(name), value))
+        .collect();
+    let batch = Value::Array(vec![
+        Value::from(1.5),
+        Value::Array(vec![Value::Map(event)]),
+        Value::from(3),
+    ]);
+    let mut payload = Vec::new();
+    rmpv::encode::write_value(&mut payload, &batch).expect("memory takes it");
+    EventBatch::decode(&payload)
+}
+
+#[test]
+fn sglangs_events_are_read() {
+    let ids = |ids: &[u32]| Value::Array(ids.iter().map(|id| Value::from(*id)).collect());
+    let stored = |more: Vec<(&'static str, Value)>| {
+        let mut event = vec![
+            ("type", Value::from("BlockStored")),
+            ("block_hashes", Value::Array(vec![Value::from(-7_i64)])),
+            ("parent_block_hash", Value::Nil),
+            ("token_ids", ids(&[5, 6])),
+            ("block_size", Value::from(2)),
+            ("lora_id", Value::Nil),
+            ("medium", Value::from("CPU_PINNED")),
+        ];
+        event.retain(|(name, _)| more.iter().all(|(other, _)| other != name));
+        event.extend(more);
+        let batch = of_sglang(event).expect("SGLang's form");
+        assert_eq!(batch.data_parallel_rank, Some(3));
+        match batch.events.as_slice() {
+            [CacheEvent::Stored(stored)] => stored.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let plain = stored(vec![("session_id", Value::from("s"))]);
+    assert_eq!(
+        plain.block_hashes,
+        [(-7_i64).cast_unsigned()],
+        "hashes are signed there"
+    );
+    assert_eq!(
+        (plain.medium.as_deref(), plain.is_private()),
+        (Some("CPU_PINNED"), false)
+    );
+    assert!(stored(vec![("cache_salt", Value::from("s"))]).is_private());
+    assert!(stored(vec![("lora_name", Value::from("a"))]).is_private());
+    let pairs = Value::Array(vec![ids(&[5, 6]), ids(&[6, 7])]);
+    assert_eq!(stored(vec![("token_ids", pairs)]).token_ids, [5, 6]);
+    let pairs = Value::Array(vec![ids(&[]), ids(&[6, 7])]);
+    assert!(of_sglang(vec![("type", Value::from("BlockStored")), ("token_ids", pairs)]).is_err());
+}
+
 #[test]
 fn replays_have_their_frames() {
     assert_eq!(Replay::decode_request(&Replay::encode_request(77)), Ok(77));
