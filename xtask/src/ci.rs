@@ -1,7 +1,7 @@
 //! Everything that must hold before a change lands, cheapest first.
 
 use crate::shell::{self, run as sh, run_with};
-use crate::{determinism, tidy};
+use crate::{chaos, determinism, tidy};
 use anyhow::Result;
 
 /// The version that is installed where cargo-deny is missing; pinned, so that CI changes only with a commit.
@@ -33,6 +33,7 @@ pub fn run() -> Result<()> {
         &[("RUSTDOCFLAGS", "-D warnings")],
     )?;
     determinism::run()?;
+    chaos::run_seeds(1, chaos::SEEDS_IN_CI)?;
     fetch_model();
     run_with("cargo", &["test", "--workspace", "--locked"], &[(SEED, &seed())])?;
     deny()?;

@@ -1,8 +1,11 @@
 //! The project's own chores. `cargo xtask ci` is what CI runs and what a contributor runs before a commit.
 
+mod chaos;
 mod ci;
 mod determinism;
 mod e2e;
+mod live_chaos;
+mod mutations;
 mod reproduce;
 mod shell;
 mod tidy;
@@ -26,6 +29,12 @@ enum Chore {
     Tidy,
     /// The same seed twice gives the same bytes.
     Determinism,
+    /// Experiments in which everything goes wrong that their seeds say.
+    Chaos(chaos::Args),
+    /// A router and workers as processes, killed, stopped, cut off and abused: minutes.
+    LiveChaos(live_chaos::Args),
+    /// Whether the checks bite: what each mutation breaks must be noticed.
+    Mutations(mutations::Args),
     /// The checks on recorded traces.
     Traces {
         /// The folder that holds them.
@@ -42,6 +51,9 @@ fn main() -> anyhow::Result<()> {
         Chore::Ci => ci::run(),
         Chore::Tidy => tidy::run(),
         Chore::Determinism => determinism::run(),
+        Chore::Chaos(args) => chaos::run(&args),
+        Chore::LiveChaos(args) => live_chaos::run(&args),
+        Chore::Mutations(args) => mutations::run(&args),
         Chore::Traces { folder } => traces::run(&folder),
         Chore::E2e(args) => e2e::run(&args),
         Chore::Reproduce(args) => reproduce::run(&args),

@@ -205,7 +205,7 @@ impl WorkloadArgs {
 }
 
 /// What means nothing where a recording says it all.
-const NOT_WITH_EVENTS: [&str; 15] = [
+const NOT_WITH_EVENTS: [&str; 17] = [
     "trace",
     "cluster",
     "policy",
@@ -221,6 +221,8 @@ const NOT_WITH_EVENTS: [&str; 15] = [
     "max_turns",
     "max_context",
     "keep_order",
+    "chaos",
+    "faults",
 ];
 
 /// `homing sim`
@@ -241,6 +243,13 @@ pub struct Sim {
     /// Write the core's events to `events.bin` in the folder given by --out.
     #[arg(long, requires = "out")]
     pub record: bool,
+    /// Break things: faults drawn from the seed, with all checks on. Without --trace the seed draws the whole experiment, and
+    /// only --runs, --seed, --faults and --json count.
+    #[arg(long)]
+    pub chaos: bool,
+    /// Break just these things: `1200ms crash 0; 2s restart 0`, as a failure prints them.
+    #[arg(long, value_name = "SCHEDULE")]
+    pub faults: Option<String>,
 }
 
 /// `homing replay`

@@ -12,8 +12,6 @@ use std::collections::BTreeMap;
 
 /// Events at one instant; more are taken for a loop without end.
 pub(crate) const MAX_EVENTS_AN_INSTANT: u32 = 10_000_000;
-/// The longest that a request may take, from when it was sent.
-pub(crate) const MAX_REQUEST_TIME: Duration = Duration::from_secs(6 * 3600);
 /// Instants between two checks of one worker, each in its turn: it costs a pass over a pool, and what checks cost an
 /// instant must not grow with the fleet.
 const INSTANTS_A_CHECK: u64 = 1 << 17;
@@ -28,6 +26,10 @@ pub(crate) struct Checkers {
     pub(crate) received_tokens: u64,
     /// Tokens that prefill legs sampled; no client sees them.
     pub(crate) prefill_tokens: u64,
+    /// Tokens that were lost on their way or came too late for anybody.
+    pub(crate) lost_tokens: u64,
+    /// Tokens for strangers.
+    pub(crate) stranger_tokens: u64,
     violation: Option<SimError>,
 }
 
@@ -35,6 +37,11 @@ impl Checkers {
     /// Something that must hold does not. The first one counts.
     pub(crate) fn note(&mut self, check: &'static str, at: Instant, found: String) {
         self.violation.get_or_insert(SimError::Check { check, at, found });
+    }
+
+    /// Instants that are over.
+    pub(crate) const fn instants(&self) -> u64 {
+        self.instants
     }
 
     /// A request has ended.
@@ -65,16 +72,17 @@ impl Checkers {
         now: Instant,
         nodes: &[Node],
         clients: &BTreeMap<RequestId, Client>,
+        bound: Duration,
     ) -> Result<(), SimError> {
         self.instants += 1;
         // Requests are numbered in the order in which they were sent: the first has waited longest.
         if let Some((request, client)) = clients.first_key_value() {
             let waited = now - client.sent;
-            if waited > MAX_REQUEST_TIME {
+            if waited > bound {
                 return Err(SimError::Stuck {
                     request: *request,
                     waited,
-                    bound: MAX_REQUEST_TIME,
+                    bound,
                 });
             }
         }

@@ -76,6 +76,11 @@ impl Client {
         self.worker
     }
 
+    /// Tokens of the answer that the prompt of the next leg has in it.
+    pub(crate) const fn sent_tokens(&self) -> u32 {
+        self.prompt.tokens - self.own_tokens
+    }
+
     /// A token of the answer has come.
     pub(crate) fn receive(&mut self, now: Instant) {
         self.received += 1;

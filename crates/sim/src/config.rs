@@ -4,7 +4,7 @@ use crate::cluster::Cluster;
 use crate::fault::Fault;
 use crate::logs::Logs;
 use homing_report::{LeftOut, RunRecord};
-use homing_router::PolicySpec;
+use homing_router::{PolicySpec, RouterConfig};
 use homing_units::{Duration, Instant, RequestId};
 use homing_workload::{ReplayConfig, ReplayError, Start, Trace};
 use thiserror::Error;
@@ -30,7 +30,17 @@ pub struct SimConfig {
     pub record: bool,
     /// What goes wrong, and when.
     pub faults: Vec<(Instant, Fault)>,
+    /// The router's bounds, clocks and switches. Its block size, policy and seed are replaced by those above.
+    pub router: RouterConfig,
+    /// No request may take longer, from when it was sent.
+    pub patience: Duration,
+    /// Whether to check what costs: what lies in each block of each worker's memory, and that the router's index comes to
+    /// know what there is once all faults are mended.
+    pub thorough: bool,
 }
+
+/// The longest that a request may take unless told otherwise.
+const PATIENCE: Duration = Duration::from_secs(6 * 3600);
 
 impl SimConfig {
     /// The plain experiment: this cluster and policy, seed 1, the trace's own gaps, four live sessions a worker where the
@@ -52,6 +62,9 @@ impl SimConfig {
             logs: false,
             record: false,
             faults: Vec::new(),
+            router: RouterConfig::default(),
+            patience: PATIENCE,
+            thorough: false,
         }
     }
 }

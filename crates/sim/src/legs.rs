@@ -4,8 +4,8 @@
 
 use homing_kv::{BlockHash, Prompt};
 use homing_router::action::{Dispatch, KvUse};
-use homing_router::event::LegId;
-use homing_units::{BootEpoch, RequestId, SessionId};
+use homing_router::event::{LegId, LegUsage};
+use homing_units::{BootEpoch, Instant, RequestId, SessionId};
 use std::collections::BTreeMap;
 
 /// One leg.
@@ -29,6 +29,37 @@ pub(crate) struct Leg {
     pub(crate) arrived: bool,
     /// A prefill leg's KV is ready.
     pub(crate) exported: bool,
+    /// What its answer goes through.
+    pub(crate) wire: Wire,
+    /// Tokens of the whole answer that its client had when the leg was sent.
+    pub(crate) begins_after: u32,
+    /// Tokens of it that arrived.
+    pub(crate) arrived_tokens: u32,
+}
+
+/// What the answer of a leg goes through on its way to the router's shell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Wire {
+    /// It arrives at once.
+    #[default]
+    Open,
+    /// The router's core hears of everything twice.
+    Twice,
+    /// It stands still until then.
+    Held { until: Instant, pieces: Vec<Piece> },
+    /// Nothing arrives any more, and nobody is told.
+    Silent,
+}
+
+/// A piece of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// A prefill leg has ended well.
+    Prefilled { cached_tokens: u32 },
+    /// A token of a decode leg.
+    Token,
+    /// A decode leg has ended well.
+    Ended(LegUsage),
 }
 
 /// All legs, by the engine's id and by the router's.
@@ -62,6 +93,9 @@ impl Legs {
             sampled: 0,
             arrived: false,
             exported: false,
+            wire: Wire::Open,
+            begins_after: 0,
+            arrived_tokens: 0,
         };
         self.by_engine_id.insert(engine_id, leg);
         self.by_leg_id.insert(dispatch.leg, engine_id);

@@ -39,10 +39,11 @@ impl Network {
         }
     }
 
-    /// Books a transfer of so many bytes between the NICs of two workers (their indices).
-    pub(crate) fn book(&mut self, now: Instant, from: usize, to: usize, bytes: u64) -> Booking {
+    /// Books a transfer of so many bytes between the NICs of two workers (their indices), over a link on which it takes so
+    /// many percent of its time.
+    pub(crate) fn book(&mut self, now: Instant, (from, to): (usize, usize), bytes: u64, percent: u32) -> Booking {
         let starts = now.max(self.sends[from]).max(self.receives[to]);
-        let whole = self.model.transfer_time(bytes);
+        let whole = self.model.transfer_time(bytes) * percent / 100;
         let busy_until = starts + whole.saturating_sub(self.setup);
         self.sends[from] = busy_until;
         self.receives[to] = busy_until;
@@ -102,7 +103,7 @@ mod tests {
         let mut network = Network::new(&model, 4);
         let mut check = |from: usize, to: usize, bytes: u64, starts_ms: u64, ends_ms: u64| {
             let ms = |ms: u64| Instant::ZERO + Duration::from_millis(ms);
-            let booking = network.book(Instant::ZERO, from, to, bytes);
+            let booking = network.book(Instant::ZERO, (from, to), bytes, 100);
             assert_eq!(
                 booking,
                 Booking {
@@ -119,6 +120,8 @@ mod tests {
         check(0, 2, 10_000_000, 150, 163);
         check(1, 0, 10_000_000, 0, 13);
         check(3, 1, 0, 150, 153);
+        let slow = network.book(Instant::ZERO, (1, 2), 100_000_000, 300);
+        assert_eq!(slow.ends - slow.starts, Duration::from_millis(309), "a slow link");
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub(crate) struct Node {
     /// What its last sample said; a sample that would say the same is left out.
     pub(crate) sampled: Option<Snapshot>,
     pub(crate) counts: Counts,
+    /// Its steps take so many percent of their time.
+    pub(crate) percent: u32,
     config: EngineConfig,
     model: StepModel,
     noise: Noise,
@@ -95,6 +97,7 @@ impl Node {
             probed: None,
             sampled: None,
             counts: Counts::default(),
+            percent: 100,
             noise: Noise::new(cluster.step_model.step_error_percent, seed, &spec.name),
             model: cluster.step_model.clone(),
             spec: spec.clone(),
@@ -138,6 +141,11 @@ impl Node {
         }
     }
 
+    /// Blocks in its pool.
+    pub(crate) const fn kv_blocks(&self) -> u32 {
+        self.config.kv_blocks
+    }
+
     /// Whether sessions have slots there.
     pub(crate) fn has_slots(&self) -> bool {
         matches!(self.config.kind, EngineKind::SessionSlot(_))
@@ -153,10 +161,15 @@ impl Node {
         self.step_ends + self.owed
     }
 
+    /// The next step takes so much longer.
+    pub(crate) fn stall(&mut self, lasts: Duration) {
+        self.owed += lasts;
+    }
+
     /// Begins a step; says when it ends.
     pub(crate) fn begin(&mut self, now: Instant, step: Step) -> Instant {
         let computes = self.noise.apply(self.model.step_time(&StepShape::from(&step)));
-        let duration = computes + std::mem::take(&mut self.owed);
+        let duration = computes * self.percent / 100 + std::mem::take(&mut self.owed);
         self.counts.busy += duration;
         self.step = Some(step);
         self.step_ends = now + duration;

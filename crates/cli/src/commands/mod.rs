@@ -1,5 +1,6 @@
 //! One file a command, and what they share of the process they run in.
 
+mod chaos;
 pub mod compare;
 mod events;
 pub mod replay;

@@ -16,6 +16,7 @@ use std::path::Path;
 pub fn run(args: &args::Sim) -> Result<()> {
     match &args.events {
         Some(events) => super::events::run(events, args.workload.json),
+        None if args.chaos && args.workload.trace.is_none() => super::chaos::run(args),
         None => simulate_all(args),
     }
 }
@@ -55,13 +56,14 @@ fn simulate_one(
 ) -> Result<SimOutcome> {
     let workers = u32::try_from(cluster.workers.len()).unwrap_or(u32::MAX);
     let start = results::start(&args.workload).unwrap_or_else(|| Start::default_for(trace, workers));
-    let config = SimConfig {
+    let mut config = SimConfig {
         seed,
         replay: replay_config(&args.workload, start, seed),
         logs: args.workload.out.is_some(),
         record: args.record,
         ..SimConfig::new(trace, cluster.clone(), policy.clone())
     };
+    super::chaos::disturb(args, trace, &mut config)?;
     let mut progress = None;
     let outcome = simulate_with(trace, &config, |ended, all| {
         progress.get_or_insert_with(|| Progress::new(all)).set(ended)
@@ -85,7 +87,12 @@ fn broken(error: SimError, args: &args::Sim, seed: u64) -> anyhow::Error {
         &args.cluster,
         &args.policy,
     );
-    let again = format!("replay with `homing sim --trace {trace} --cluster {cluster} --policy {policy} --seed {seed}`");
+    let faults = args.faults.as_ref().map(|faults| format!(" --faults '{faults}'"));
+    let chaos = if args.chaos { " --chaos" } else { "" };
+    let again = format!(
+        "replay with `homing sim --trace {trace} --cluster {cluster} --policy {policy} --seed {seed}{chaos}{}`",
+        faults.unwrap_or_default()
+    );
     anyhow::Error::new(error).context(again)
 }
 

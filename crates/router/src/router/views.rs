@@ -7,6 +7,7 @@ use crate::admission::Account;
 use crate::event::{Abilities, Role};
 use crate::handoff::{Failure, Request};
 use crate::sessions::{PATHS, Session};
+use homing_kv::{BlockHash, Tier};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, SessionId, WorkerId};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -226,6 +227,12 @@ impl Router {
     #[must_use]
     pub fn queue_length(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Whether events say that this worker holds this block in this tier; for checks.
+    #[must_use]
+    pub fn indexes(&self, worker: WorkerId, block: BlockHash, tier: Tier) -> bool {
+        self.residency.index.holds(worker, block, tier)
     }
 
     /// Why a request went where it did; `None` where it is not remembered any more.

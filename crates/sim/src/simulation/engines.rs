@@ -1,14 +1,15 @@
 //! The engines: legs arrive, steps begin and end, and what engines say is passed on.
 
 use super::evictions::Announced;
-use super::{KV_EVENT_LATENCY, Simulation, Wake, earlier, rings};
+use super::{Simulation, Wake, earlier, rings};
 use crate::heap::Rank;
+use crate::legs::Piece;
 use homing_engine::api::{
     Export, ExportEnd, FinishReason, Finished, Input, KvChange, Output, Reject, Sampled, StepItem, Submit, Transfer,
 };
 use homing_report::logs::{Admission, EvictionCause};
 use homing_router::action::KvUse;
-use homing_router::event::{Event, FailureCause, Leg, LegUsage};
+use homing_router::event::{FailureCause, Leg, LegUsage};
 use homing_units::{BootEpoch, RequestId};
 
 impl Simulation<'_> {
@@ -19,7 +20,7 @@ impl Simulation<'_> {
         };
         if self.nodes[leg.node].engine.is_none() {
             let leg = leg.id;
-            self.legs.remove(engine_id);
+            self.forget_leg(engine_id);
             self.fail_leg(leg, FailureCause::Unreachable);
             return;
         }
@@ -29,10 +30,9 @@ impl Simulation<'_> {
         let Some(leg) = self.legs.get_mut(engine_id) else {
             return;
         };
-        let node = &mut self.nodes[leg.node];
-        let engine = node.engine.as_mut().expect("it was up");
+        let (index, epoch) = (leg.node, self.nodes[leg.node].epoch);
         leg.arrived = true;
-        leg.epoch = node.epoch;
+        leg.epoch = epoch;
         let transfer = match leg.kv {
             KvUse::Local => Transfer::None,
             KvUse::Export => Transfer::Export,
@@ -47,8 +47,8 @@ impl Simulation<'_> {
             transfer,
             session: leg.session,
         };
-        engine.handle(self.now, Input::Submit(submit));
-        self.changed.insert(leg.node);
+        self.remember_request(engine_id);
+        self.tell_engine(index, epoch, Input::Submit(submit));
     }
 
     pub(super) fn end_step(&mut self, index: usize, epoch: BootEpoch) {
@@ -58,24 +58,22 @@ impl Simulation<'_> {
         let Some(step) = self.nodes[index].step.take() else {
             return;
         };
+        self.remember_step(index, &step.items);
         let sampled: Vec<Sampled> = step
             .items
             .iter()
             .filter(|item| item.sample)
             .filter_map(|item| self.sample(item))
             .collect();
-        let engine = self.nodes[index]
-            .engine
-            .as_mut()
-            .expect("a worker that runs a step is up");
-        engine.handle(self.now, Input::StepDone(sampled));
-        self.changed.insert(index);
+        self.tell_engine(index, epoch, Input::StepDone(sampled));
     }
 
     /// A token of a leg, unless it was given up meanwhile.
     fn sample(&mut self, item: &StepItem) -> Option<Sampled> {
-        let leg = self.legs.get_mut(item.id)?;
-        let client = self.clients.get_mut(&leg.id.request)?;
+        let Some(leg) = self.legs.get_mut(item.id) else {
+            return self.sample_for_stranger(item);
+        };
+        let client = self.clients.get(&leg.id.request)?;
         leg.sampled += 1;
         let tokens = leg.prompt.tokens + leg.sampled;
         let block_size = self.trace.block_size;
@@ -85,12 +83,7 @@ impl Simulation<'_> {
         leg.tip = filled.or(leg.tip);
         match leg.id.leg {
             Leg::Lend | Leg::Fetch | Leg::Prefill => self.checkers.prefill_tokens += 1,
-            Leg::Decode => {
-                client.receive(self.now);
-                if leg.sampled == 1 {
-                    self.news.push_back(Event::FirstToken { leg: leg.id });
-                }
-            }
+            Leg::Decode => self.pass_on(item.id, Piece::Token),
         }
         Some(Sampled {
             id: item.id,
@@ -104,10 +97,7 @@ impl Simulation<'_> {
         if node.epoch != epoch || !rings(&mut node.armed, self.now) {
             return;
         }
-        if let Some(engine) = &mut node.engine {
-            engine.handle(self.now, Input::Timeout);
-            self.changed.insert(index);
-        }
+        self.tell_engine(index, epoch, Input::Timeout);
     }
 
     /// Takes everything that an engine has to say.
@@ -151,6 +141,7 @@ impl Simulation<'_> {
                     self.begin_reload(index, &reload);
                 }
                 Output::Kv(event) => {
+                    self.remember_change(index, &event.change);
                     self.announce_eviction(index, &event.change, &mut evicted);
                     self.spill(index, &event.change);
                     changes.push(event.change);
@@ -166,10 +157,10 @@ impl Simulation<'_> {
         let node = &mut self.nodes[index];
         node.note_usage();
         if !changes.is_empty() {
-            let batch = Box::new(Event::Kv(node.batch(changes)));
-            self.heap
-                .plan(self.now + KV_EVENT_LATENCY, Rank::News, Wake::News(batch));
+            let batch = node.batch(changes);
+            self.publish(index, batch);
         }
+        let node = &mut self.nodes[index];
         let due = node.engine.as_ref().and_then(|engine| engine.poll_timeout());
         if let Some(due) = earlier(due, &mut node.armed, self.now) {
             let epoch = node.epoch;
@@ -188,14 +179,15 @@ impl Simulation<'_> {
 
     fn export_ended(&mut self, index: usize, id: RequestId, reason: ExportEnd) {
         self.nodes[index].exports.remove(&id);
-        self.legs.remove(id);
+        self.forget_leg(id);
         if reason == ExportEnd::LeaseEnded {
             self.nodes[index].counts.transfer_errors += 1;
         }
     }
 
     fn rejected(&mut self, engine_id: RequestId, reason: Reject) {
-        let Some(leg) = self.legs.remove(engine_id) else { return };
+        self.trouble.stranger_ended(engine_id);
+        let Some(leg) = self.forget_leg(engine_id) else { return };
         let cause = match reason {
             Reject::QueueFull => FailureCause::Busy,
             Reject::ContextTooLong | Reject::PoolTooSmall | Reject::Invalid => FailureCause::Invalid,
@@ -207,33 +199,25 @@ impl Simulation<'_> {
 
     fn leg_finished(&mut self, finished: &Finished) {
         let engine_id = finished.id;
+        self.trouble.stranger_ended(engine_id);
         let Some(leg) = self.legs.get(engine_id) else { return };
         let leg_id = leg.id;
         match (finished.reason, leg_id.leg) {
             (FinishReason::Stop | FinishReason::Length, Leg::Lend | Leg::Fetch | Leg::Prefill) => {
-                if leg_id.leg == Leg::Fetch {
-                    // The others stay until what they hold was pulled.
-                    self.legs.remove(engine_id);
-                }
-                let cached_tokens = Some(finished.usage.local_cached_tokens);
+                let cached_tokens = finished.usage.local_cached_tokens;
                 self.count_computed(leg_id.request, finished);
-                self.news.push_back(Event::PrefillDone {
-                    leg: leg_id,
-                    cached_tokens,
-                });
+                self.pass_on(engine_id, Piece::Prefilled { cached_tokens });
             }
             (FinishReason::Stop | FinishReason::Length, Leg::Decode) => {
-                self.legs.remove(engine_id);
                 self.count_computed(leg_id.request, finished);
                 let usage = LegUsage {
                     cached_tokens: Some(finished.usage.local_cached_tokens),
                     output_tokens: finished.usage.output_tokens,
                 };
-                self.news.push_back(Event::Finished { leg: leg_id, usage });
-                self.end_turn(leg_id.request, None);
+                self.pass_on(engine_id, Piece::Ended(usage));
             }
             (FinishReason::ImportFailed(_), _) => {
-                self.legs.remove(engine_id);
+                self.forget_leg(engine_id);
                 self.fail_leg(leg_id, FailureCause::Transfer);
             }
             (FinishReason::Aborted, _) => {

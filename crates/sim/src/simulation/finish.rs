@@ -7,6 +7,8 @@ use homing_report::RunRecord;
 
 impl Simulation<'_> {
     pub(super) fn finish(mut self) -> Result<SimOutcome, SimError> {
+        self.heal();
+        self.converge()?;
         self.rest()?;
         check_nodes(&self.nodes);
         self.check_rest();
@@ -62,9 +64,11 @@ impl Simulation<'_> {
         let recorded: u64 = self.records.iter().map(|record| u64::from(record.output_tokens)).sum();
         let received = self.checkers.received_tokens;
         let prefilled = self.checkers.prefill_tokens;
-        if sampled != received + prefilled || received != recorded {
+        let (lost, strangers) = (self.checkers.lost_tokens, self.checkers.stranger_tokens);
+        if sampled != received + prefilled + lost + strangers || received != recorded {
             let found = format!(
-                "`{sampled}` sampled, `{prefilled}` by prefill legs, `{received}` received, `{recorded}` on record"
+                "`{sampled}` sampled, `{prefilled}` by prefill legs, `{strangers}` for strangers, `{lost}` lost, \
+                 `{received}` received, `{recorded}` on record"
             );
             self.checkers.note("that tokens are conserved", self.now, found);
         }

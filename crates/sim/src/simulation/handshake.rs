@@ -134,11 +134,8 @@ impl Simulation<'_> {
 
     /// Nobody will write into the blocks of an import that was given up.
     fn unfence(&mut self, to: usize, decode: RequestId) {
-        if let Some(engine) = self.nodes[to].engine.as_mut() {
-            let outcome = Err(ImportError::Unknown);
-            engine.handle(self.now, Input::ImportDone { id: decode, outcome });
-            self.changed.insert(to);
-        }
+        let outcome = Err(ImportError::Unknown);
+        self.tell_engine(to, self.nodes[to].epoch, Input::ImportDone { id: decode, outcome });
     }
 }
 

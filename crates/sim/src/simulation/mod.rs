@@ -4,6 +4,7 @@
 //! are drained in the order of their ids, then the router hears the news in the order in which they were made. Nothing
 //! is done inside a callback of a core, so the order of events is the order of the heap and nothing else.
 
+mod answers;
 mod clients;
 mod engines;
 mod evictions;
@@ -12,7 +13,9 @@ mod finish;
 mod handshake;
 mod routing;
 mod stack;
+mod thorough;
 mod transfers;
+mod trouble;
 
 use crate::checkers::{Checkers, MAX_EVENTS_AN_INSTANT};
 use crate::client::Client;
@@ -21,9 +24,11 @@ use crate::fault::Fault;
 use crate::heap::{Heap, Rank};
 use crate::legs::Legs;
 use crate::logs::Logs;
+use crate::memory::Memory;
 use crate::network::{Network, Pcie};
 use crate::node::Node;
 use handshake::Handshakes;
+use homing_engine::api::Input;
 use homing_report::{LeftOut, RequestRecord};
 use homing_router::event::{Event, LegId};
 use homing_router::recording::Recorder;
@@ -33,6 +38,7 @@ use homing_workload::{Replay, ReplayConfig, Trace};
 use stack::DeadPeers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use transfers::Pull;
+use trouble::Trouble;
 
 /// How long a batch of KV events takes from the engine to the router.
 const KV_EVENT_LATENCY: Duration = Duration::from_millis(1);
@@ -74,6 +80,18 @@ enum Wake {
     Poll,
     /// Something goes wrong (its index).
     Fault(usize),
+    /// An engine hears of something that reached its worker while that was paused.
+    Told {
+        node: usize,
+        epoch: BootEpoch,
+        input: Box<Input>,
+    },
+    /// A worker is asked for its KV events from this batch on.
+    Resync { worker: WorkerId, from_sequence: u64 },
+    /// What an answer held back arrives (the engine's id).
+    AnswerGoesOn(RequestId),
+    /// The router's core goes on after it stood still.
+    RouterGoesOn,
     /// KV that was ready should have been fetched by now (the export's id).
     TransferTimeout(RequestId),
     /// The decode worker should have had room, and the prompt been prefilled, by now (the decode leg).
@@ -106,6 +124,11 @@ pub(crate) struct Simulation<'a> {
     news_first: VecDeque<Event>,
     dead_peers: DeadPeers,
     handshakes: Handshakes,
+    trouble: Trouble,
+    /// What lies in the workers' memories; empty unless the checks are thorough.
+    memories: Vec<Memory>,
+    /// What the engines were sent, by their ids; empty likewise.
+    remembered: BTreeMap<RequestId, Client>,
     clients: BTreeMap<RequestId, Client>,
     /// Clients without a plan.
     unplanned: BTreeSet<RequestId>,
@@ -166,7 +189,7 @@ impl<'a> Simulation<'a> {
             block_size: trace.block_size,
             policy: config.policy.clone(),
             seed: config.seed,
-            ..RouterConfig::default()
+            ..config.router.clone()
         };
         let mut simulation = Self {
             trace,
@@ -181,12 +204,14 @@ impl<'a> Simulation<'a> {
             names: nodes.iter().map(|node| node.spec.name.clone()).collect(),
             network: Network::new(&cluster.step_model, nodes.len()),
             pcie: Pcie::new(cluster.pcie_bytes_per_second, nodes.len()),
-            nodes,
             changed: BTreeSet::new(),
             news: VecDeque::new(),
             news_first: VecDeque::new(),
             dead_peers: DeadPeers::default(),
             handshakes: Handshakes::default(),
+            trouble: Trouble::default(),
+            memories: Self::memories(&nodes, config.thorough, trace.block_size),
+            remembered: BTreeMap::new(),
             clients: BTreeMap::new(),
             unplanned: BTreeSet::new(),
             homes: BTreeMap::new(),
@@ -197,6 +222,7 @@ impl<'a> Simulation<'a> {
             checkers: Checkers::default(),
             next_request: 0,
             probes: 0,
+            nodes,
         };
         simulation.begin();
         Ok(simulation)
@@ -253,6 +279,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn wake(&mut self, wake: Wake) {
+        let Some(wake) = self.unless_held(wake) else { return };
         match wake {
             Wake::TurnsDue => {
                 rings(&mut self.turns_armed, self.now);
@@ -266,7 +293,13 @@ impl<'a> Simulation<'a> {
             Wake::RouterTimer => self.router_timer(),
             Wake::Probe => self.probe(),
             Wake::Poll => self.poll_status(),
+            // What would go wrong after the last turn does not.
+            Wake::Fault(_) if self.replay.done() => {}
             Wake::Fault(index) => self.fault(self.config.faults[index].1),
+            Wake::Told { node, epoch, input } => self.told(node, epoch, *input),
+            Wake::Resync { worker, from_sequence } => self.resync(worker, from_sequence),
+            Wake::AnswerGoesOn(engine_id) => self.answer_goes_on(engine_id),
+            Wake::RouterGoesOn => self.trouble.router_goes_on(self.now),
             Wake::TransferTimeout(export) => self.transfer_timeout(export),
             Wake::HandshakeTimeout(leg) => self.handshake_timeout(leg),
             Wake::Restart(worker) => self.fault(Fault::WorkerRestart(worker)),
@@ -279,11 +312,14 @@ impl<'a> Simulation<'a> {
         for _ in 0..MAX_EVENTS_AN_INSTANT {
             if let Some(node) = self.changed.pop_first() {
                 self.drain_engine(node);
-            } else if let Some(event) = self.news.pop_front() {
+            } else if let Some(event) = self.next_news() {
                 self.tell_router(event);
             } else if !self.send_due_turns() {
                 self.arm();
-                return self.checkers.each_instant(self.now, &self.nodes, &self.clients);
+                self.check_cores();
+                return self
+                    .checkers
+                    .each_instant(self.now, &self.nodes, &self.clients, self.config.patience);
             }
         }
         Err(SimError::Check {
@@ -299,7 +335,7 @@ impl<'a> Simulation<'a> {
         if let Some(due) = earlier(due, &mut self.turns_armed, self.now) {
             self.heap.plan(due, Rank::Turn, Wake::TurnsDue);
         }
-        let due = self.router.poll_timeout();
+        let due = self.router.poll_timeout().filter(|_| !self.trouble.router_stands());
         if let Some(due) = earlier(due, &mut self.router_armed, self.now) {
             self.heap.plan(due, Rank::Timer, Wake::RouterTimer);
         }
@@ -356,7 +392,7 @@ fn check_input(trace: &Trace, config: &SimConfig) -> Result<(), SimError> {
     match config
         .faults
         .iter()
-        .map(|(_, fault)| fault.worker())
+        .flat_map(|(_, fault)| fault.workers())
         .find(|worker| !known(*worker))
     {
         Some(worker) => Err(SimError::NoSuchWorker {

@@ -34,6 +34,9 @@ impl Simulation<'_> {
     }
 
     fn hand_in(&mut self, event: Event) {
+        if let Event::ClientGone(request) = &event {
+            self.trouble.gone_is_known(*request);
+        }
         if let Some(recorder) = &mut self.recorder {
             recorder.event(self.now, &event);
         }
@@ -52,7 +55,7 @@ impl Simulation<'_> {
             Action::Dispatch(dispatch) => self.dispatch(dispatch),
             Action::Cancel { leg, .. } => self.cancel(leg),
             Action::Reject { request, error } => self.reject(request, error),
-            Action::Resync { worker, from_sequence } => self.resync(worker, from_sequence),
+            Action::Resync { worker, from_sequence } => self.wake(Wake::Resync { worker, from_sequence }),
             Action::Identify { worker } => self.probe_worker(worker.0 as usize, false),
             // It is in the worker samples and in the decisions' candidates.
             Action::WorkerState { .. } => {}
@@ -83,6 +86,10 @@ impl Simulation<'_> {
 
     fn dispatch(&mut self, dispatch: Dispatch) {
         let Some(client) = self.clients.get(&dispatch.leg.request) else {
+            if self.trouble.is_gone(dispatch.leg.request) {
+                // The router hears soon that nobody wants it.
+                return;
+            }
             self.checkers.note(
                 "that only live requests are dispatched",
                 self.now,
@@ -117,9 +124,15 @@ impl Simulation<'_> {
         );
         let node = &self.nodes[dispatch.worker.0 as usize];
         let engine_id = self.legs.begin(dispatch, node.epoch, prompt, max_output_tokens);
-        let keeps = client.kept_session;
+        let (keeps, received) = (client.kept_session, client.received);
+        if client.sent_tokens() != received {
+            let found = format!("`{}` tokens in the prompt, `{received}` received", client.sent_tokens());
+            self.checkers
+                .note("that an attempt goes on where the last one stopped", self.now, found);
+        }
         if let Some(leg) = self.legs.get_mut(engine_id).filter(|leg| leg.id.leg == Leg::Decode) {
             leg.session = keeps;
+            leg.begins_after = received;
         }
         Some(engine_id)
     }
@@ -137,12 +150,10 @@ impl Simulation<'_> {
 
     /// Closes a leg's connection: the engine forgets it, and lets go of what it holds for a puller.
     pub(super) fn give_up(&mut self, engine_id: RequestId) {
-        let Some(leg) = self.legs.remove(engine_id) else { return };
+        let Some(leg) = self.forget_leg(engine_id) else { return };
         self.end_handshake(leg.id);
-        let node = &mut self.nodes[leg.node];
-        if let Some(engine) = node.engine.as_mut().filter(|_| leg.arrived && leg.epoch == node.epoch) {
-            engine.handle(self.now, Input::Abort(engine_id));
-            self.changed.insert(leg.node);
+        if leg.arrived {
+            self.tell_engine(leg.node, leg.epoch, Input::Abort(engine_id));
         }
     }
 
@@ -167,10 +178,12 @@ impl Simulation<'_> {
                 reason: "the router's queue is full".to_owned(),
             });
         }
-        self.end_turn(request, Some(error.kind()));
+        if !self.trouble.is_gone(request) {
+            self.end_turn(request, Some(error.kind()));
+        }
     }
 
-    fn resync(&mut self, worker: WorkerId, from_sequence: u64) {
+    pub(super) fn resync(&mut self, worker: WorkerId, from_sequence: u64) {
         let (batches, complete) = self.nodes[worker.0 as usize].replay(from_sequence);
         let events = batches
             .into_iter()
@@ -187,8 +200,10 @@ impl Simulation<'_> {
 
     /// One worker answers its probes, or does not.
     pub(super) fn probe_worker(&mut self, index: usize, sample: bool) {
+        let lost = self.trouble.loses_probe(index);
         let node = &mut self.nodes[index];
-        let snapshot = node.engine.as_ref().map(|engine| engine.snapshot());
+        let answers = node.engine.as_ref().filter(|_| !lost);
+        let snapshot = answers.map(|engine| engine.snapshot());
         let load = snapshot.as_ref().map(|snapshot| node.load_of(snapshot));
         if let Some(load) = snapshot.filter(|_| sample && node.sampled != snapshot) {
             node.sampled = snapshot;
@@ -206,7 +221,12 @@ impl Simulation<'_> {
                 epoch,
                 alive: answer.is_some(),
             }));
-            self.news.extend(load.map(Event::Load));
+            let lost = load.is_some() && self.trouble.loses_load(index);
+            if lost {
+                // It is news as long as it has not arrived.
+                self.nodes[index].probed = None;
+            }
+            self.news.extend(load.filter(|_| !lost).map(Event::Load));
         }
     }
 

@@ -134,7 +134,11 @@ impl Simulation<'_> {
 
     /// Asks every decode worker for its load, as a router does that asks before it places a turn.
     pub(super) fn ask_decoders(&mut self) {
-        for node in self.nodes.iter_mut().filter(|node| node.spec.role.decodes()) {
+        let decoders = self.nodes.iter_mut().enumerate();
+        for (index, node) in decoders.filter(|(_, node)| node.spec.role.decodes()) {
+            if self.trouble.is_paused(index) {
+                continue;
+            }
             let load = node.load();
             if node.asked != load {
                 node.asked = load;

@@ -15,44 +15,54 @@ use homing_units::{BootEpoch, Instant, RequestId};
 #[derive(Clone, Debug)]
 pub(super) struct Pull {
     request: RequestId,
-    to: usize,
-    to_epoch: BootEpoch,
+    pub(super) to: usize,
+    pub(super) to_epoch: BootEpoch,
     /// Where it pulls from; `None` if there was no such export when it began.
-    source: Option<Source>,
+    pub(super) source: Option<Source>,
+    pub(super) import: Import,
     blocks: u32,
     bytes: u64,
     began: Instant,
     /// It was given up and counted already.
     dropped: bool,
+    /// Its connection broke.
+    broken: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Source {
-    node: usize,
+pub(super) struct Source {
+    pub(super) node: usize,
     epoch: BootEpoch,
-    engine_id: RequestId,
+    pub(super) engine_id: RequestId,
 }
 
 impl Simulation<'_> {
     /// An engine wants KV.
     pub(super) fn begin_pull(&mut self, to: usize, import: &Import) {
-        let Some(leg) = self.legs.get(import.id) else { return };
+        let Some(leg) = self.legs.get(import.id) else {
+            return self.refuse_pull(to, import);
+        };
         let source = self.source_of(leg.id);
         let mut pull = Pull {
             request: leg.id.request,
             to,
             to_epoch: self.nodes[to].epoch,
             source,
+            import: import.clone(),
             blocks: u32::try_from(import.blocks.len()).expect("no more blocks than the pool has"),
             bytes: self.nodes[to].block_bytes(import.blocks.len()),
             began: self.now,
             dropped: false,
+            broken: source.is_some_and(|source| self.trouble.is_cut((source.node, to))),
         };
         let ends = match source {
+            _ if pull.broken => self.now + BROKEN_CONNECTION_LATENCY,
             // The puller had everything: it only lets the source go.
             Some(_) if import.blocks.is_empty() => self.now,
             Some(source) => {
-                let booking = self.network.book(self.now, source.node, to, pull.bytes);
+                let link = (source.node, to);
+                let percent = self.trouble.link_percent(link);
+                let booking = self.network.book(self.now, link, pull.bytes, percent);
                 pull.began = booking.starts;
                 if self.config.cluster.staging {
                     self.pcie.book_load(booking.ends, to, pull.bytes)
@@ -64,6 +74,17 @@ impl Simulation<'_> {
         };
         self.pulls.insert(import.id, pull);
         self.heap.plan(ends, Rank::Transfer, Wake::PullEnds(import.id));
+    }
+
+    /// An engine that was paused orders KV for a leg that was given up meanwhile: nobody has it for it.
+    fn refuse_pull(&mut self, to: usize, import: &Import) {
+        let input = Box::new(Input::ImportDone {
+            id: import.id,
+            outcome: Err(ImportError::Unknown),
+        });
+        let (node, epoch) = (to, self.nodes[to].epoch);
+        let at = self.now + BROKEN_CONNECTION_LATENCY;
+        self.heap.plan(at, Rank::Transfer, Wake::Told { node, epoch, input });
     }
 
     /// The export of the leg of the same attempt that this one pulls from.
@@ -82,24 +103,20 @@ impl Simulation<'_> {
         let Some(pull) = self.pulls.remove(&puller) else { return };
         let outcome = self.outcome_of(&pull);
         self.count_pull(&pull, outcome);
+        self.remember_pull(puller, &pull, outcome);
         if let (Ok(()), Some(source)) = (outcome, pull.source) {
-            let engine = self.nodes[source.node]
-                .engine
-                .as_mut()
-                .expect("a source that held an export is up");
-            engine.handle(self.now, Input::ExportAck(source.engine_id));
-            self.changed.insert(source.node);
+            self.tell_engine(source.node, source.epoch, Input::ExportAck(source.engine_id));
         }
-        let node = &mut self.nodes[pull.to];
-        if let Some(engine) = node.engine.as_mut().filter(|_| node.epoch == pull.to_epoch) {
-            engine.handle(self.now, Input::ImportDone { id: puller, outcome });
-            self.changed.insert(pull.to);
-        }
+        self.tell_engine(pull.to, pull.to_epoch, Input::ImportDone { id: puller, outcome });
     }
 
     fn outcome_of(&self, pull: &Pull) -> Result<(), ImportError> {
         let source = pull.source.ok_or(ImportError::Unknown)?;
-        let node = &self.nodes[source.node];
+        let (node, puller) = (&self.nodes[source.node], &self.nodes[pull.to]);
+        // Nobody acknowledges for a puller that is gone.
+        if pull.broken || puller.engine.is_none() || puller.epoch != pull.to_epoch {
+            return Err(ImportError::Unreachable);
+        }
         match (&node.engine, node.exports.contains(&source.engine_id)) {
             (None, _) => Err(ImportError::Unreachable),
             (Some(_), held) if !held || node.epoch != source.epoch => Err(ImportError::Unknown),
@@ -138,6 +155,7 @@ impl Simulation<'_> {
 
     /// An engine wants KV back from its host memory.
     pub(super) fn begin_reload(&mut self, index: usize, reload: &Reload) {
+        self.remember_reload(index, reload);
         let node = &self.nodes[index];
         let bytes = node.block_bytes(reload.blocks.len());
         let wake = Wake::ReloadEnds {
@@ -150,11 +168,10 @@ impl Simulation<'_> {
     }
 
     pub(super) fn end_reload(&mut self, index: usize, epoch: BootEpoch, id: RequestId) {
-        let node = &mut self.nodes[index];
-        if let Some(engine) = node.engine.as_mut().filter(|_| node.epoch == epoch) {
-            engine.handle(self.now, Input::ReloadDone(id));
-            self.changed.insert(index);
+        if self.nodes[index].epoch == epoch {
+            self.remember_reloaded(index, id);
         }
+        self.tell_engine(index, epoch, Input::ReloadDone(id));
     }
 
     /// What an engine puts into its host memory crosses PCIe.
@@ -177,6 +194,24 @@ impl Simulation<'_> {
             pull.dropped = true;
             let at = self.now + BROKEN_CONNECTION_LATENCY;
             self.heap.plan(at, Rank::Transfer, Wake::PullEnds(puller));
+        }
+    }
+
+    /// What has to hold still before a pull can end: the link that it is on and the workers at its ends. `None` for one
+    /// that has ended or broke.
+    pub(super) fn ends_of(&self, puller: RequestId) -> Option<(Option<usize>, usize)> {
+        let pull = self.pulls.get(&puller).filter(|pull| !pull.broken && !pull.dropped)?;
+        Some((pull.source.map(|source| source.node), pull.to))
+    }
+
+    /// Connections over a link break: its pullers hear of it soon.
+    pub(super) fn break_link(&mut self, link: (usize, usize)) {
+        let at = self.now + BROKEN_CONNECTION_LATENCY;
+        for (puller, pull) in &mut self.pulls {
+            if pull.source.is_some_and(|source| (source.node, pull.to) == link) {
+                pull.broken = true;
+                self.heap.plan(at, Rank::Transfer, Wake::PullEnds(*puller));
+            }
         }
     }
 

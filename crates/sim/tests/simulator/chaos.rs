@@ -4,10 +4,13 @@
 
 use crate::common::{BLOCK, agents, config, one_session, run};
 use homing_report::{Path, WorkerRecord};
+use homing_sim::chaos::Scenario;
+use homing_sim::fault::schedule;
 use homing_sim::{Fault, SimError, simulate};
 use homing_units::{Duration, Instant, WorkerId};
 use homing_workload::Start;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 fn at(millis: u64) -> Instant {
     Instant::ZERO + Duration::from_millis(millis)
@@ -126,6 +129,51 @@ fn wrong_faults_and_pools_are_refused() {
     config.cluster.workers[0].kv_tokens = 16_000;
     config.replay.time_scale = 0.0;
     assert!(simulate(&trace, &config).expect_err("no time at all").is_wrong_input());
+}
+
+/// The drawn experiments, of which `cargo xtask chaos` runs many: some hold here too, and a seed says all of one.
+#[test]
+fn experiments_that_are_drawn_hold_and_are_the_same_twice() {
+    let mut kinds = BTreeSet::new();
+    for seed in 1..=60 {
+        let scenario = Scenario::draw(seed);
+        let one = scenario.examine().unwrap_or_else(|failure| panic!("{failure}"));
+        if seed % 10 == 0 {
+            let two = Scenario::draw(seed)
+                .examine()
+                .unwrap_or_else(|failure| panic!("{failure}"));
+            assert_eq!(one.run.requests, two.run.requests, "seed {seed}");
+            assert_eq!(one.recording, two.recording, "seed {seed}");
+        }
+        let words = |(_, fault): &(Instant, Fault)| fault.to_string().split(' ').next().map(str::to_owned);
+        kinds.extend(scenario.config.faults.iter().filter_map(words));
+    }
+    let all = [
+        "answers", "break", "clear", "crash", "hang-up", "kv", "link", "loads", "pause", "probes", "restart", "resume",
+        "router", "slow", "stall", "stranger",
+    ];
+    assert_eq!(
+        kinds.iter().map(String::as_str).collect::<Vec<_>>(),
+        all,
+        "every kind is drawn"
+    );
+}
+
+/// A run that breaks is cut down to the faults that it takes, and what is printed replays it.
+#[test]
+fn a_violation_is_cut_down_and_can_be_replayed() {
+    let mut scenario = Scenario::draw(1);
+    // Nobody can be patient enough for a pause.
+    scenario.config.patience = Duration::ZERO;
+    scenario.config.faults = schedule::parse("1s kv 0 1 lost; 2s loads 0 1").expect("faults");
+    let failure = scenario.examine().expect_err("no time at all");
+    assert_eq!(failure.violation.kind, "that every request ends in time");
+    assert_eq!((failure.drawn, failure.schedule.len()), (2, 0), "it takes no fault");
+    let said = failure.to_string();
+    assert!(
+        said.contains("replay with `homing sim --chaos --seed 1 --faults ''`"),
+        "{said}"
+    );
 }
 
 proptest! {

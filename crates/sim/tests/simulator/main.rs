@@ -3,6 +3,7 @@
 mod chaos;
 mod common;
 mod determinism;
+mod faults;
 mod physics;
 mod published;
 mod stack;

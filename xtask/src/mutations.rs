@@ -1,0 +1,239 @@
+//! Do the checks bite? Each mutation takes out one thing that the design rests on, in a copy of the tree, and what is named
+//! beside it must fail then: the chaos of the simulator, or a test. A mutation that nobody notices is an error.
+//!
+//! It is no part of CI: each mutation is a build. `docs/chaos.md` has what came of the last run.
+
+use crate::shell;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Seeds of chaos within which a mutation must be found.
+const SEEDS: &str = "2000";
+
+/// What must notice a mutation.
+enum Found {
+    /// Chaos in the simulator.
+    Chaos,
+    /// A test: its package and its name.
+    Test(&'static str, &'static str),
+}
+
+/// One thing that is taken out.
+struct Mutation {
+    name: &'static str,
+    file: &'static str,
+    /// What is there, once, and what is put in its place.
+    from: &'static str,
+    to: &'static str,
+    found: Found,
+}
+
+/// Which mutations.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only those whose names have this in them.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+const MUTATIONS: [Mutation; 15] = [
+    Mutation {
+        name: "a cancelled request keeps its booking",
+        file: "crates/router/src/router/legs.rs",
+        from: "        self.release(id);\n        self.enter(id, Phase::Yielding(failure));",
+        to: "        self.enter(id, Phase::Yielding(failure));",
+        found: Found::Chaos,
+    },
+    Mutation {
+        name: "late answers of earlier attempts count",
+        file: "crates/router/src/router/legs.rs",
+        from: "(leg.leg == expected && request.attempt == leg.attempt).then_some(placed)",
+        to: "(leg.leg == expected).then_some(placed)",
+        found: Found::Chaos,
+    },
+    Mutation {
+        name: "KV events of a past life count",
+        file: "crates/router/src/router/workers.rs",
+        from: "        if self.meet(worker, batch.epoch) == Life::Past {\n            return;\n        }\n",
+        to: "",
+        found: Found::Chaos,
+    },
+    Mutation {
+        name: "a new life keeps what was known of the old cache",
+        file: "crates/router/src/router/workers.rs",
+        from: "            self.timers.clear(Timer::Resync(worker));\n            self.forget_cache(worker);\n            self.lose(worker);\n            self.announce(worker);",
+        to: "            self.timers.clear(Timer::Resync(worker));\n            self.lose(worker);\n            self.announce(worker);",
+        found: Found::Chaos,
+    },
+    Mutation {
+        name: "the legs of a lost worker are not given up",
+        file: "crates/router/src/router/workers.rs",
+        from: "            Probe::Died => self.lose(worker),\n",
+        to: "            Probe::Died => {}\n",
+        found: Found::Test("homing-router", "behaviour"),
+    },
+    Mutation {
+        name: "batches of KV events are applied out of order",
+        file: "crates/router/src/feed.rs",
+        from: "            Next::Sequence(next) => next,\n            Next::Any => sequence,",
+        to: "            Next::Sequence(_) | Next::Any => sequence,",
+        found: Found::Chaos,
+    },
+    Mutation {
+        name: "a client's end does not end its legs",
+        file: "crates/router/src/handoff.rs",
+        from: "        Signal::ClientGone => Cancels::Decode.then(Next::Drop),",
+        to: "        Signal::ClientGone => then(Next::Drop),",
+        found: Found::Chaos,
+    },
+    Mutation {
+        name: "a stream begins again from its start",
+        file: "crates/sim/src/client.rs",
+        from: "        if self.received == 0 {\n            return Resume::Start;\n        }",
+        to: "        if self.received != u32::MAX {\n            return Resume::Start;\n        }",
+        found: Found::Chaos,
+    },
+    Mutation {
+        name: "exported blocks are freed before the acknowledgement",
+        file: "crates/engine/src/transfers.rs",
+        from: "        self.exports.insert(id, held);",
+        to: "        self.release(&blocks);\n        self.exports.insert(id, Held { blocks: Vec::new(), ..held });",
+        found: Found::Chaos,
+    },
+    Mutation {
+        name: "blocks of an import that was given up are free at once",
+        file: "crates/engine/src/transfers.rs",
+        from: "        self.fenced.insert(id, written);\n",
+        to: "        self.release(&written);\n        self.fenced.insert(id, Vec::new());\n",
+        found: Found::Chaos,
+    },
+    Mutation {
+        name: "no budget for pending seeds",
+        file: "crates/router/src/admission.rs",
+        from: "self.seeds >= limits.seeds_per_decode",
+        to: "self.seeds == u32::MAX",
+        found: Found::Test("homing-router", "admission"),
+    },
+    Mutation {
+        name: "pauses without jitter",
+        file: "crates/router/src/backoff.rs",
+        from: "Duration::from_nanos(rng.random_range(base..top)).min(self.cap)",
+        to: "Duration::from_nanos(top.min(base * 2).max(rng.random_range(base..base + 1))).min(self.cap)",
+        found: Found::Test("homing-router", "pauses_stay_between_base_and_cap_and_differ"),
+    },
+    Mutation {
+        name: "boilerplate counts as a family's own",
+        file: "crates/kv/src/index.rs",
+        from: "            1.0 / self.owners.len() as f64",
+        to: "            1.0",
+        found: Found::Test("homing-kv", "index"),
+    },
+    Mutation {
+        name: "an epoch that is over is taken for a new one",
+        file: "crates/router/src/fleet.rs",
+        from: "        if self.past_epochs.contains(&epoch) {\n            return Life::Past;\n        }\n",
+        to: "",
+        found: Found::Test("homing-router", "a_late_message_of_an_old_life_is_no_new_life"),
+    },
+    Mutation {
+        name: "a router that asks waits for the step, whatever the admission",
+        file: "crates/sim/src/simulation/stack.rs",
+        from: "        let Some(admission) = admission.filter(|_| self.router.habits().probes) else {\n            return;\n        };",
+        to: "        let admission = admission.unwrap_or_default();",
+        found: Found::Test("homing-sim", "simulator"),
+    },
+];
+
+/// Tries all mutations; an error names those that nobody noticed.
+pub fn run(args: &Args) -> Result<()> {
+    let tree = shell::root().join("target").join("mutations");
+    let _gone = shell::succeeds("git", &["worktree", "remove", "--force", &tree.display().to_string()]);
+    shell::run(
+        "git",
+        &["worktree", "add", "--detach", &tree.display().to_string(), "HEAD"],
+    )?;
+    let only = args.only.as_deref().unwrap_or_default();
+    let mut unnoticed = Vec::new();
+    for mutation in MUTATIONS.iter().filter(|mutation| mutation.name.contains(only)) {
+        let noticed = try_one(&tree, mutation).with_context(|| mutation.name)?;
+        println!(
+            "{} {}: {}",
+            if noticed { "found" } else { "MISSED" },
+            mutation.name,
+            mutation.found.describe()
+        );
+        if !noticed {
+            unnoticed.push(mutation.name);
+        }
+    }
+    shell::run("git", &["worktree", "remove", "--force", &tree.display().to_string()])?;
+    ensure!(unnoticed.is_empty(), "nobody noticed: {}", unnoticed.join(", "));
+    Ok(())
+}
+
+fn try_one(tree: &Path, mutation: &Mutation) -> Result<bool> {
+    let file = tree.join(mutation.file);
+    let whole = fs::read_to_string(&file)?;
+    ensure!(
+        whole.matches(mutation.from).count() == 1,
+        "`{}` has not just once what is to be taken out",
+        mutation.file
+    );
+    fs::write(&file, whole.replacen(mutation.from, mutation.to, 1))?;
+    let noticed = mutation.found.notices(tree);
+    fs::write(&file, whole)?;
+    noticed
+}
+
+impl Found {
+    fn describe(&self) -> String {
+        match self {
+            Self::Chaos => format!("chaos within {SEEDS} seeds"),
+            Self::Test(package, test) => format!("`cargo test -p {package} {test}`"),
+        }
+    }
+
+    /// Whether it fails. What does not compile is no answer.
+    fn notices(&self, tree: &Path) -> Result<bool> {
+        let (build, run): (&[&str], Vec<&str>) = match self {
+            Self::Chaos => (
+                &["build", "--release", "--package", "homing-sim", "--bin", "homing-chaos"],
+                vec![
+                    "run",
+                    "--release",
+                    "--package",
+                    "homing-sim",
+                    "--bin",
+                    "homing-chaos",
+                    "--",
+                    SEEDS,
+                ],
+            ),
+            Self::Test(package, test) => (
+                &["test", "--no-run", "--package", package],
+                vec!["test", "--package", package, test],
+            ),
+        };
+        ensure!(cargo(tree, build, Stdio::inherit())?, "it does not compile");
+        Ok(!cargo(tree, &run, Stdio::null())?)
+    }
+}
+
+fn cargo(tree: &Path, arguments: &[&str], output: Stdio) -> Result<bool> {
+    let errors = if arguments.contains(&"build") {
+        Stdio::inherit()
+    } else {
+        Stdio::null()
+    };
+    let status = Command::new("cargo")
+        .arg("--quiet")
+        .args(arguments)
+        .current_dir(tree)
+        .stdout(output)
+        .stderr(errors)
+        .status()
+        .context("`cargo` could not be started")?;
+    Ok(status.success())
+}
