@@ -11,6 +11,7 @@ mod messages;
 mod proxy;
 mod responses;
 mod sessions;
+mod sglang;
 mod sglang_double;
 mod support;
 mod workers;

@@ -22,7 +22,7 @@
 //!
 //! Where SGLang's behaviour is undefined (a room used twice under the default policy, legs of different page counts, a
 //! decode request without a host: the scheduler dies or mixes up memory), the double refuses and writes a *fault* down;
-//! tests assert that there are none. Waits of minutes are shortened in [`Waits`]. Left out: speculative decoding, LoRA,
+//! tests assert that there are none. Some waits are shortened in [`Waits`]. Left out: speculative decoding, LoRA,
 //! images, hierarchical caches, retraction, tensor and pipeline parallelism, the default of no limit to a chat's output.
 
 mod cache;
@@ -99,7 +99,7 @@ pub struct Spec {
     pub waits: Waits,
 }
 
-/// How long things take: minutes there, less here.
+/// How long things take.
 #[derive(Clone, Debug)]
 pub struct Waits {
     /// A prefill server waits for its decode server (`SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT`: 300 s).
@@ -119,12 +119,12 @@ pub struct Waits {
 impl Default for Waits {
     fn default() -> Self {
         Self {
-            // As long as there, seen from a test: a leg that is not cancelled makes its test fail.
+            // As long as there: a leg that the router does not end makes its test fail.
             bootstrap: Duration::from_secs(300),
             waiting: Duration::from_secs(300),
+            disconnect: Duration::from_secs(30),
             resolve: Duration::from_millis(100),
             heartbeat: Duration::from_millis(100),
-            disconnect: Duration::from_millis(100),
             health: Duration::ZERO,
         }
     }

@@ -371,7 +371,9 @@ async fn it_does_as_it_is_told() {
 
 #[tokio::test]
 async fn a_client_that_hangs_up_is_noticed_late() {
-    let server = Sglang::start(Spec::new(Mode::Null), &Arc::default()).await;
+    let mut spec = Spec::new(Mode::Null);
+    spec.waits.disconnect = Duration::from_millis(50);
+    let server = Sglang::start(spec, &Arc::default()).await;
     server.hold_tokens();
     server.release_tokens(1);
     let mut events = caller(&server)
