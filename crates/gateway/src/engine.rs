@@ -3,6 +3,7 @@
 //! Everything here only reports. Nothing waits for anything else: a worker that cannot be reached does not keep the
 //! gateway from starting, slow metrics do not make a worker look dead, and missing KV events do not stop its requests.
 
+mod agreement;
 mod discovery;
 mod feed;
 mod mapping;

@@ -4,6 +4,8 @@
 //! since the plan are seen in the worker's own event stream. What none of these explains was no fact but a prediction: of a
 //! leg that was sent there and whose blocks no event has told yet, or of a worker without events.
 
+use homing_wire::transfer_offer::Life;
+
 /// Losses that a worker's events have told so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Losses {
@@ -22,18 +24,22 @@ pub(crate) struct Expectation {
     pub(crate) prompt_tokens: u32,
     /// Whether the worker tells what it holds.
     pub(crate) has_events: bool,
+    /// The worker, and the life that it was known to live.
+    pub(crate) life: Life,
     pub(crate) losses: Losses,
 }
 
 impl Expectation {
     /// Why so many were found; `None` where they are as many as expected.
-    pub(crate) fn difference(&self, found: u32, losses: Losses) -> Option<&'static str> {
+    pub(crate) fn difference(&self, found: u32, life: Life, losses: Losses) -> Option<&'static str> {
         if found == self.tokens {
             return None;
         }
         // An engine computes one token of a prompt at least, and with it that token's block.
         let is_whole = self.tokens == self.prompt_tokens;
-        Some(if !self.has_events {
+        Some(if life != self.life {
+            "epoch"
+        } else if !self.has_events {
             "predicted"
         } else if losses.gaps > self.losses.gaps {
             "events_lost"
@@ -52,6 +58,12 @@ impl Expectation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homing_units::{BootEpoch, WorkerId};
+
+    const LIFE: Life = Life {
+        worker: WorkerId(0),
+        epoch: BootEpoch(7),
+    };
 
     #[test]
     fn each_difference_has_a_reason() {
@@ -65,10 +77,17 @@ mod tests {
                 tokens,
                 prompt_tokens: 320,
                 has_events,
+                life: LIFE,
                 losses: before,
             };
             let case = (tokens, found, removals, gaps, has_events);
-            assert_eq!(expectation.difference(found, now), expected, "{case:?}");
+            assert_eq!(expectation.difference(found, LIFE, now), expected, "{case:?}");
+            let reborn = Life {
+                epoch: BootEpoch(8),
+                ..LIFE
+            };
+            let of_life = expected.map(|_| "epoch");
+            assert_eq!(expectation.difference(found, reborn, now), of_life, "{case:?}");
         };
         check(64, 64, 5, 5, true, None);
         check(64, 96, 0, 0, true, Some("events_behind"));

@@ -93,12 +93,12 @@ impl Gateway {
         };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        let parts = Parts::new(&config);
+        let parts = Parts::new(&config, vocabulary);
         let (core, messages) = CoreHandle::channel();
         let recorder = recorder(&config)?;
         let (watches, watched) = parts.watch(&config, &core);
         let core_task = tokio::spawn(parts.core(&config, watched, recorder).run(messages));
-        let shell = Arc::new(parts.shell(&config, core, vocabulary));
+        let shell = Arc::new(parts.shell(&config, core));
         let turns = shell.turns.clone();
         let ends = Ends {
             stop: CancellationToken::new(),
@@ -215,17 +215,24 @@ struct Parts {
     fleet: Arc<Fleet>,
     upstream: Upstream,
     telemetry: Arc<Telemetry>,
+    tokeniser: Arc<Tokeniser>,
 }
 
 impl Parts {
-    fn new(config: &GatewayConfig) -> Self {
+    fn new(config: &GatewayConfig, vocabulary: Option<Arc<Vocabulary>>) -> Self {
         let fleet = Arc::new(Fleet::new(&config.workers));
         let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet)));
+        let upstream = Upstream::new();
+        let of_model = vocabulary.map(|vocabulary| Tokeniser::of_vocabulary(vocabulary, config.router.block_size));
+        let tokeniser = of_model
+            .unwrap_or_default()
+            .with_engines(Arc::clone(&fleet), upstream.clone());
         Self {
             clock: Clock::start(),
             fleet,
-            upstream: Upstream::new(),
+            upstream,
             telemetry,
+            tokeniser: Arc::new(tokeniser),
         }
     }
 
@@ -244,6 +251,7 @@ impl Parts {
                 clocks: config.clocks.clone(),
                 block_size: config.router.block_size,
                 doubt: Arc::clone(&doubt),
+                tokeniser: Arc::clone(&self.tokeniser),
             };
             let (resyncs, orders) = mpsc::channel(RESYNCS);
             watched.insert(member.id, Watched { resyncs, doubt });
@@ -265,18 +273,14 @@ impl Parts {
         }
     }
 
-    fn shell(self, config: &GatewayConfig, core: CoreHandle, vocabulary: Option<Arc<Vocabulary>>) -> Shell {
-        let tokeniser = match vocabulary {
-            Some(vocabulary) => Tokeniser::of_vocabulary(vocabulary, config.router.block_size),
-            None => Tokeniser::of_engines(Arc::clone(&self.fleet), self.upstream.clone()),
-        };
+    fn shell(self, config: &GatewayConfig, core: CoreHandle) -> Shell {
         let life = life();
         Shell {
             core,
             fleet: self.fleet,
             upstream: self.upstream,
             telemetry: self.telemetry,
-            tokeniser,
+            tokeniser: self.tokeniser,
             clock: self.clock,
             policy: config.router.policy.to_string(),
             block_size: config.router.block_size,

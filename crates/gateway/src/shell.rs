@@ -25,7 +25,7 @@ pub(crate) struct Shell {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) upstream: Upstream,
     pub(crate) telemetry: Arc<Telemetry>,
-    pub(crate) tokeniser: Tokeniser,
+    pub(crate) tokeniser: Arc<Tokeniser>,
     pub(crate) clock: Clock,
     /// Who decides, with parameters.
     pub(crate) policy: String,

@@ -71,6 +71,7 @@ pub(crate) struct Telemetry {
     output_tokens: Counter,
     expected_cached_tokens: Counter,
     reported_cached_tokens: Counter,
+    cached_differences: Family<CauseLabel, Counter>,
     prefix_breaks: Family<BreakLabels, Counter>,
     prefix_lost_tokens: Family<BreakLabels, Counter>,
     replans: Counter,
@@ -104,6 +105,7 @@ impl Telemetry {
             output_tokens: Counter::default(),
             expected_cached_tokens: Counter::default(),
             reported_cached_tokens: Counter::default(),
+            cached_differences: Family::default(),
             prefix_breaks: Family::default(),
             prefix_lost_tokens: Family::default(),
             replans: Counter::default(),
@@ -149,6 +151,11 @@ impl Telemetry {
             "cached_tokens_reported",
             "Prompt tokens that workers found in their caches",
             self.reported_cached_tokens.clone(),
+        );
+        registry.register(
+            "cached_differences",
+            "Turns whose worker found more or fewer cached tokens than was expected, by cause",
+            self.cached_differences.clone(),
         );
         registry.register(
             "prefix_breaks",
@@ -220,6 +227,9 @@ impl Telemetry {
         self.prompt_tokens.inc_by(u64::from(log.prompt_tokens));
         self.output_tokens.inc_by(u64::from(log.output_tokens));
         self.replans.inc_by(u64::from(log.replans));
+        if let Some(cause) = log.cached_difference {
+            self.cached_differences.get_or_create(&CauseLabel { cause }).inc();
+        }
         if let Some(reported) = reported {
             self.expected_cached_tokens.inc_by(u64::from(expected));
             self.reported_cached_tokens.inc_by(u64::from(reported));

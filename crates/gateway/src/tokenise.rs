@@ -1,5 +1,8 @@
 //! A prompt's tokens: from the model's own vocabulary where the router has it, else from an engine's `/tokenize`.
 //!
+//! The two are compared when an engine joins, and where they differ the engines' count (`engine/agreement`). The same where the
+//! model's template cannot be rendered here.
+//!
 //! A conversation is rendered whole at each turn, because a template may look back; tokenised and hashed is only what is
 //! new to it (`PromptMemory`), whoever sent the rest. That takes about 1.3 MB for an idle session of 128K tokens, less
 //! what it shares with others, and [`PROMPT_MEMORY_BYTES`] for all together.
@@ -19,6 +22,7 @@ use homing_wire::openai::{ApiError, Body, ErrorKind, TokenizeResponse};
 use http::{Method, Request, header};
 use http_body_util::Full;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 
@@ -53,7 +57,12 @@ pub(crate) enum Text {
 
 /// Where tokens come from.
 pub(crate) struct Tokeniser {
-    source: Source,
+    /// The router's own vocabulary, if it has the model's.
+    words: Option<Arc<Words>>,
+    /// An engine was seen to tokenise otherwise: it is asked instead.
+    is_distrusted: AtomicBool,
+    /// Who is asked where the router has no tokens of its own.
+    engines: Option<(Arc<Fleet>, Upstream)>,
     /// One permit for each core.
     permits: Arc<Semaphore>,
     /// What the last prompts were, to the token.
@@ -64,32 +73,33 @@ pub(crate) struct Tokeniser {
 pub(crate) struct Words {
     pub(crate) vocabulary: Arc<Vocabulary>,
     memory: PromptMemory,
-}
-
-enum Source {
-    Vocabulary(Arc<Words>),
-    Engines { fleet: Arc<Fleet>, upstream: Upstream },
+    /// It was said that the template cannot be rendered.
+    has_complained: AtomicBool,
 }
 
 impl Tokeniser {
+    /// One that has the model's vocabulary.
     pub(crate) fn of_vocabulary(vocabulary: Arc<Vocabulary>, block_size: u32) -> Self {
         let memory = PromptMemory::new(vocabulary.tokenizer.clone(), block_size, PROMPT_MEMORY_BYTES);
         if let Some(reason) = memory.why_cold() {
             tracing::warn!(%reason, "each prompt is tokenised from its beginning");
         }
-        Self::new(Source::Vocabulary(Arc::new(Words { vocabulary, memory })))
-    }
-
-    pub(crate) fn of_engines(fleet: Arc<Fleet>, upstream: Upstream) -> Self {
-        Self::new(Source::Engines { fleet, upstream })
-    }
-
-    fn new(source: Source) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let words = Words {
+            vocabulary,
+            memory,
+            has_complained: AtomicBool::new(false),
+        };
         Self {
-            source,
-            permits: Arc::new(Semaphore::new(cores)),
-            tails: Arc::new(Tails::default()),
+            words: Some(Arc::new(words)),
+            ..Self::default()
+        }
+    }
+
+    /// The same with engines to ask where it has no tokens of its own.
+    pub(crate) fn with_engines(self, fleet: Arc<Fleet>, upstream: Upstream) -> Self {
+        Self {
+            engines: Some((fleet, upstream)),
+            ..self
         }
     }
 
@@ -100,10 +110,29 @@ impl Tokeniser {
 
     /// The same with what was tokenised before.
     pub(crate) fn words(&self) -> Option<Arc<Words>> {
-        match &self.source {
-            Source::Vocabulary(words) => Some(Arc::clone(words)),
-            Source::Engines { .. } => None,
+        let trusted = !self.is_distrusted.load(Ordering::Relaxed);
+        self.words.as_ref().filter(|_| trusted).map(Arc::clone)
+    }
+
+    /// The router's own tokens of a text; `None` where it has none.
+    pub(crate) fn own(&self, text: &Text) -> Option<Vec<u32>> {
+        encode(&self.words()?.vocabulary, text).ok()
+    }
+
+    /// A worker gives a text other tokens than the router: from now on engines are asked for those of every prompt.
+    pub(crate) fn distrust(&self, worker: &str, own: &[u32], of_worker: &[u32]) {
+        if self.is_distrusted.swap(true, Ordering::Relaxed) {
+            return;
         }
+        let at = own.iter().zip(of_worker).position(|(left, right)| left != right);
+        let at = at.unwrap_or_else(|| own.len().min(of_worker.len()));
+        tracing::warn!(
+            worker,
+            at,
+            own = ?own.get(at),
+            of_worker = ?of_worker.get(at),
+            "a worker tokenises otherwise than the router's model: engines are asked for the tokens of every prompt"
+        );
     }
 
     /// What prompts are compared with.
@@ -143,28 +172,52 @@ impl Tokeniser {
     /// # Errors
     /// The engine refuses it (its own status), or none that tokenises is there (503).
     pub(crate) async fn ask(&self, text: &Text) -> Result<Vec<u32>, Rejection> {
-        match (&self.source, text) {
+        match (&self.engines, text) {
             (_, Text::Tokens(tokens)) => Ok(tokens.clone()),
-            (Source::Engines { fleet, upstream }, _) => ask_engine(fleet, upstream, text).await,
-            (Source::Vocabulary(words), _) => Ok(encode(&words.vocabulary, text)?),
+            (Some((fleet, upstream)), _) => ask_engine(fleet, upstream, text).await,
+            (None, _) => Err(nobody_tokenises()),
+        }
+    }
+}
+
+impl Default for Tokeniser {
+    /// One that has neither a vocabulary nor engines.
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            words: None,
+            is_distrusted: AtomicBool::new(false),
+            engines: None,
+            permits: Arc::new(Semaphore::new(cores)),
+            tails: Arc::new(Tails::default()),
         }
     }
 }
 
 impl Words {
-    /// The tokens and blocks of a prompt, of which only what is new is tokenised and hashed.
+    /// The tokens and blocks of a prompt, of which only what is new is tokenised and hashed; `None` where the model's
+    /// template cannot be rendered here, so that an engine has to be asked. That is said once.
     ///
     /// # Errors
-    /// The conversation is malformed, or the template refuses it or fails on it.
-    pub(crate) fn encode(&self, text: &Text) -> Result<EncodedPrompt, ApiError> {
-        Ok(match text {
+    /// The conversation is malformed, or the template refuses it.
+    pub(crate) fn encode(&self, text: &Text) -> Result<Option<EncodedPrompt>, ApiError> {
+        Ok(Some(match text {
             Text::Tokens(tokens) => self.memory.of_tokens(tokens.clone()),
             Text::Prompt {
                 text,
                 add_special_tokens,
             } => self.memory.encode(text, opening(*add_special_tokens)),
-            Text::Chat(body) => self.memory.encode(&render(&self.vocabulary, body)?, Opening::Text),
-        })
+            Text::Chat(body) => match rendered(&self.vocabulary, body)? {
+                Ok(text) => self.memory.encode(&text, Opening::Text),
+                Err(error) if is_of_template(&error) => {
+                    if !self.has_complained.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(%error, "the chat template cannot be rendered here: engines are asked for tokens instead");
+                    }
+                    return Ok(None);
+                }
+                Err(error) => return Err(template_error(&error)),
+            },
+        }))
     }
 }
 
@@ -196,6 +249,11 @@ const fn opening(add_special_tokens: bool) -> Opening {
 
 /// The text of a conversation.
 fn render(vocabulary: &Vocabulary, body: &Body) -> Result<String, ApiError> {
+    rendered(vocabulary, body)?.map_err(|error| template_error(&error))
+}
+
+/// The text of a conversation, or why the template makes none of it.
+fn rendered(vocabulary: &Vocabulary, body: &Body) -> Result<Result<String, TemplateError>, ApiError> {
     let messages: ChatValue = body.read("messages", "a list of messages")?.unwrap_or_default();
     let tools: Option<ChatValue> = body.read("tools", "a list of tool definitions")?;
     let opened: Option<bool> = body.read("add_generation_prompt", "true or false")?;
@@ -205,7 +263,15 @@ fn render(vocabulary: &Vocabulary, body: &Body) -> Result<String, ApiError> {
         add_generation_prompt: opened.unwrap_or(true),
         unix_seconds: unix_seconds(),
     };
-    vocabulary.render(&input).map_err(|error| template_error(&error))
+    Ok(vocabulary.render(&input))
+}
+
+/// Whether the fault is the template's own, or the router's way of rendering it, and not the conversation's.
+const fn is_of_template(error: &TemplateError) -> bool {
+    match error {
+        TemplateError::Messages(_) | TemplateError::Refused(_) => false,
+        TemplateError::Missing | TemplateError::Failed(_) | TemplateError::Source(_) => true,
+    }
 }
 
 fn template_error(error: &TemplateError) -> ApiError {
@@ -277,9 +343,32 @@ pub(crate) async fn pass_tokenize(fleet: &Fleet, upstream: &Upstream, body: Byte
             return Ok(answer);
         }
     }
-    Err(Rejection::new(
+    Err(nobody_tokenises())
+}
+
+fn nobody_tokenises() -> Rejection {
+    Rejection::new(
         ErrorKind::Unavailable,
         "no_worker",
         "no worker that could tokenise this request is alive",
-    ))
+    )
+}
+
+/// The tokens that one engine gives a text, at the address of its `/tokenize`.
+///
+/// # Errors
+/// It does not say, in words.
+pub(crate) async fn ask_at(uri: &str, upstream: &Upstream, text: &Text, timeout: Duration) -> Result<Vec<u32>, String> {
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(uri)
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(question(text).to_bytes()))
+        .map_err(|error| error.to_string())?;
+    let answer = upstream.exchange(request, timeout).await?;
+    if !answer.status.is_success() {
+        return Err(format!("`/tokenize` answers {}", answer.status));
+    }
+    let response: TokenizeResponse = serde_json::from_slice(&answer.body).map_err(|error| error.to_string())?;
+    Ok(response.tokens)
 }

@@ -1,6 +1,7 @@
 //! One engine under watch: reached, joined, probed, polled, followed into its next lives.
 
 use super::Resync;
+use super::agreement::compare;
 use super::discovery::{discover, epoch_of, load_of, metrics_of};
 use super::feed::Feed;
 use super::mapping::HashMapping;
@@ -9,6 +10,7 @@ use crate::config::{EngineKind, GatewayClocks};
 use crate::core_task::CoreHandle;
 use crate::fleet::{Fleet, Known, Member};
 use crate::telemetry::Telemetry;
+use crate::tokenise::Tokeniser;
 use crate::upstream::Upstream;
 use homing_router::event::{Event, HealthReport};
 use homing_units::{BootEpoch, WorkerId};
@@ -69,12 +71,14 @@ pub(crate) struct Watch {
     pub(crate) clocks: GatewayClocks,
     pub(crate) block_size: u32,
     pub(crate) doubt: Arc<Doubt>,
+    pub(crate) tokeniser: Arc<Tokeniser>,
 }
 
 impl Watch {
     /// Watches until it is dropped.
     pub(crate) async fn run(self, mut resyncs: mpsc::Receiver<Resync>) {
         let known = self.reach().await;
+        self.compare_tokens().await;
         self.join(&known).await;
         let (lives, mut life) = watch::channel(known.clone());
         tokio::join!(
@@ -107,6 +111,11 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// An engine that tokenises otherwise than the router is found out before a turn is sent there.
+    async fn compare_tokens(&self) {
+        compare(self.member(), &self.upstream, &self.tokeniser, self.clocks.poll_timeout).await;
     }
 
     /// Asks the engine who it is; whether it fits its peers is asked as well, because it must not be sent anything else.
@@ -177,6 +186,7 @@ impl Watch {
         let mut same_life = found.info.clone();
         same_life.epoch = known.info.epoch;
         tracing::info!(worker = self.member().name, epoch = %found.info.epoch, "a worker has a new life");
+        self.compare_tokens().await;
         if same_life != known.info {
             self.join(found).await;
         }

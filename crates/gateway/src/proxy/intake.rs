@@ -377,7 +377,7 @@ fn parse(
     let (params, text, messages) = text_of(dialect.endpoint(), &body)?;
     let encoded = match (&text, words) {
         (Text::Tokens(tokens), _) => Some(EncodedPrompt::of_tokens(tokens.clone(), comparison.block_size)),
-        (_, Some(words)) => Some(words.encode(&text)?),
+        (_, Some(words)) => words.encode(&text)?,
         (_, None) => None,
     };
     let tokenised = encoded.map(|encoded| Tokenised::new(encoded, comparison)).transpose()?;

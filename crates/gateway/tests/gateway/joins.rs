@@ -1,7 +1,7 @@
 //! Engines that do not fit: refused at the door with the reason, and taken once they fit.
 
 use crate::support::engine::{Fake, MODEL};
-use crate::support::{Caller, config};
+use crate::support::{Caller, chat, config, messages, tokens_of};
 use homing_gateway::{Gateway, GatewayConfig};
 use homing_router::event::Role;
 use serde_json::{Value, json};
@@ -31,6 +31,28 @@ async fn served_by(client: &Caller, session: &str) -> String {
     let answer = client.post("/v1/completions", &body).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
     answer.header("x-homing-worker").unwrap().to_owned()
+}
+
+/// An engine with another chat template than the router's model: its own tokens count, from its first turn on.
+#[tokio::test]
+async fn an_engine_that_tokenises_otherwise_is_asked_for_the_tokens() {
+    for is_odd in [false, true] {
+        let engines = [if is_odd {
+            Fake::start_odd().await
+        } else {
+            Fake::start().await
+        }];
+        let (gateway, client) = gateway(config(&engines, &[Role::Both])).await;
+        let mut turns = gateway.turns();
+        client
+            .until("/admin/workers", "it joined", |page| is_degraded(page, "w0"))
+            .await;
+        let messages = messages(30);
+        let answer = client.post("/v1/chat/completions", &chat(&messages, 2, false)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        let counted = turns.recv().await.unwrap().prompt_tokens as usize;
+        assert_eq!(counted, tokens_of(&messages).len() + usize::from(is_odd));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

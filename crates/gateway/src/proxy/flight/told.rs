@@ -40,6 +40,7 @@ impl Flight {
             tokens: decision.expected_cached_tokens,
             prompt_tokens: decision.prompt_tokens,
             has_events: shell.fleet.tells_its_cache(decision.decode),
+            life: shell.fleet.life(decision.decode),
             losses: shell.telemetry.kv_losses(decision.decode),
         });
     }
@@ -47,7 +48,8 @@ impl Flight {
     fn cached_difference(&self) -> Option<&'static str> {
         let (expectation, found) = self.expectation.zip(self.reported_cached_tokens)?;
         let worker = self.decision.as_ref()?.decode;
-        expectation.difference(found, self.shell.telemetry.kv_losses(worker))
+        let (life, losses) = (self.shell.fleet.life(worker), self.shell.telemetry.kv_losses(worker));
+        expectation.difference(found, life, losses)
     }
 
     pub(super) fn route_headers(&self) -> RouteHeaders {

@@ -43,6 +43,8 @@ pub enum Act {
     Hang,
     /// Answers a prefill without parameters.
     NoParams,
+    /// Answers a prefill, and cannot be reached by whoever wants the KV.
+    Unreachable,
     /// Says these choices, chunk by chunk, and ends.
     Say(Vec<Value>),
 }
@@ -95,6 +97,7 @@ pub struct Fake {
 
 #[derive(Clone)]
 struct App {
+    address: SocketAddr,
     engine: Arc<Engine>,
     tokens: Arc<Semaphore>,
     vocabulary: Vocabulary,
@@ -111,6 +114,7 @@ impl Fake {
         engine.born.fetch_add(1_700_000_000, Ordering::SeqCst);
         let tokens = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS / 2));
         let app = App {
+            address,
             engine: Arc::clone(&engine),
             tokens: Arc::clone(&tokens),
             vocabulary: Vocabulary::tiny(),
@@ -194,6 +198,13 @@ impl Fake {
 
     pub fn decodes(&self) -> Vec<Seen> {
         self.seen().into_iter().filter(|seen| !seen.is_prefill()).collect()
+    }
+
+    /// Starts an engine whose chat template is another one than the router's.
+    pub async fn start_odd() -> Self {
+        let engine = Arc::new(Engine::default());
+        engine.renders_oddly.store(true, Ordering::SeqCst);
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), engine).await
     }
 
     /// Waits until the engine is in a state.
@@ -371,8 +382,14 @@ async fn generate(State(app): State<App>, uri: http::Uri, headers: HeaderMap, bo
             (StatusCode::from_u16(status).unwrap(), Json(error)).into_response()
         }
         Some(Act::Hang) => std::future::pending().await,
-        act if prefill => prefilled(&app, &seen, act.is_some()).into_response(),
-        act => streamed(app, seen, act, open),
+        act if prefill => prefilled(&app, &seen, act.as_ref()).await.into_response(),
+        act => match pull(&app, &seen).await {
+            Err(response) => response,
+            Ok(()) if seen.body["stream"] == false => {
+                json_with(prompt_of(&app, &seen.body).len(), None).into_response()
+            }
+            Ok(()) => streamed(app, seen, act, open),
+        },
     }
 }
 
@@ -418,14 +435,49 @@ async fn speak_anthropic(State(app): State<App>, headers: HeaderMap, body: Bytes
     ([(header::CONTENT_TYPE, "text/event-stream")], body).into_response()
 }
 
-fn prefilled(app: &App, seen: &Seen, no_params: bool) -> Json<Value> {
+async fn prefilled(app: &App, seen: &Seen, act: Option<&Act>) -> Json<Value> {
     let prompt = prompt_of(app, &seen.body);
     assert_eq!(seen.body["max_tokens"], 1);
     assert_eq!(seen.body["stream"], false);
     let export = app.engine.exports.fetch_add(1, Ordering::SeqCst);
+    let mut port = app.address.port();
+    if matches!(act, Some(Act::Unreachable)) {
+        // An address that was free a moment ago: nobody listens there.
+        let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        port = nobody.local_addr().unwrap().port();
+    }
     let params = json!({"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[export]],
-        "remote_num_tokens": prompt.len(), "remote_request_id": format!("export-{export}"), "odd": 1.50});
-    json_with(prompt.len(), (!no_params).then_some(params))
+        "remote_num_tokens": prompt.len(), "remote_request_id": format!("export-{export}"), "odd": 1.50,
+        "remote_host": "127.0.0.1", "remote_port": port, "of_prompt": next_token(&prompt)});
+    json_with(prompt.len(), (!matches!(act, Some(Act::NoParams))).then_some(params))
+}
+
+/// What vLLM does with parameters: with those of another prompt it dies or answers from the wrong KV, which is asserted here
+/// instead; where the source cannot be reached it answers 500.
+async fn pull(app: &App, seen: &Seen) -> Result<(), Response> {
+    let params = &seen.body["kv_transfer_params"];
+    if params["do_remote_prefill"] != true {
+        return Ok(());
+    }
+    let prompt = prompt_of(app, &seen.body);
+    assert_eq!(
+        params["remote_num_tokens"],
+        prompt.len(),
+        "the engine is dead: {params}"
+    );
+    assert_eq!(
+        params["of_prompt"],
+        next_token(&prompt),
+        "the KV of another prompt: {params}"
+    );
+    let port = u16::try_from(params["remote_port"].as_u64().unwrap()).unwrap();
+    match tokio::net::TcpStream::connect(("127.0.0.1", port)).await {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            let error = json!({"error": {"message": "kv load failed", "type": "x", "param": null, "code": 500}});
+            Err((StatusCode::INTERNAL_SERVER_ERROR, Json(error)).into_response())
+        }
+    }
 }
 
 fn json_with(prompt: usize, params: Option<Value>) -> Json<Value> {
