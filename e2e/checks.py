@@ -106,6 +106,23 @@ def heavy(cluster, row):
     row("tokens equal one vLLM's", turn.tokens == session.alone(turn), turn.tokens[:6])
 
 
+def fetch(cluster, row):
+    """A heavy tail on a history that lies at D only: P pulls it from D and computes the tail, D pulls back what is new."""
+    session = Session(cluster, "fetch")
+    first = session.turn(1000, 24)
+    grown = [session.turn(300, 24) for _ in range(3)]
+    row("its history lies at its home", {turn.worker for turn in grown} == {first.worker}, [turn.path for turn in grown])
+    settle(cluster, first)
+    held = whole_blocks(len(session.history) - 1)
+    turn = session.turn(1500, 24)
+    at_p, at_d = turn.took["p"], turn.took[turn.worker]
+    row("through P, to the same worker", turn.path == "reseed" and turn.worker == first.worker, (turn.path, turn.worker))
+    row("P pulled what it lacked of the history", at_p["external_kv_transfer"] == held - whole_blocks(1000), at_p)
+    row("P computed the tail only", at_p["local_compute"] <= len(turn.prompt) - held + BLOCK_SIZE, at_p)
+    row("D pulled back only what is new", at_d["external_kv_transfer"] == len(turn.prompt) - held, at_d)
+    row("tokens equal one vLLM's", turn.tokens == session.alone(turn), turn.tokens[:6])
+
+
 def reseed(cluster, row):
     """D lost its cache: its event says so, and the next turn comes through P again."""
     session = Session(cluster, "reseed")
@@ -268,8 +285,10 @@ def chat(cluster, row):
     text = "".join(choice["delta"].get("content") or "" for event in events for choice in event.get("choices", []))
     row("so does the stream", text == (of(alone)["content"] or ""), text[:30])
     messages += [{"role": "assistant", "content": of(routed)["content"]}, {"role": "user", "content": "And now?"}]
-    headers, _ = post(f"{cluster.router.url}/v1/chat/completions", body)
+    headers, routed = post(f"{cluster.router.url}/v1/chat/completions", body)
     row("the next turn is appended", headers["x-homing-path"] == "append", headers["x-homing-path"])
+    logged = [int(turn["prompt_tokens"]) for turn in cluster.router.turns() if turn["request"] == headers["x-request-id"]]
+    row("the router's tokens are the engine's", logged == [routed["usage"]["prompt_tokens"]], (logged, routed["usage"]["prompt_tokens"]))
 
 
 def killed(cluster, row):

@@ -34,6 +34,7 @@ CHECKS = [
     ("seed", checks.seed, None),
     ("append", checks.append, None),
     ("heavy", checks.heavy, None),
+    ("fetch", checks.fetch, None),
     ("reseed", checks.reseed, None),
     ("chat", checks.chat, None),
     ("gaps", checks.gaps, None),
@@ -53,10 +54,12 @@ def configuration(lab, engines):
     """The router's, with each way that KV events can come: connected to over ipc, relayed with gaps, bound over tcp."""
     lines = [
         f'listen = "127.0.0.1:{PORT + 10}"',
+        # Texts are rendered and tokenised by the router itself, as the engines do; the routers of `joins` ask the engines.
+        f'tokenizer = "{lab.model}"',
         "[router]",
         f"block_size = {BLOCK_SIZE}",
         # Small figures, so that prompts of hundreds of tokens take every path.
-        'policy = "homing:append_tokens=1024:local_tokens=256:abs=1:rel=1.0"',
+        'policy = "homing:append_tokens=1024:local_tokens=256:abs=1:rel=1.0:fetch_s=0"',
         "migrate = true",
     ]
     sources = {"p": engines["p"].events, "d0": f"tcp://127.0.0.1:{PORT + 22}", "d1": f"bind:{engines['d1'].events}"}
