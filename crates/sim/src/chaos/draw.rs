@@ -93,10 +93,14 @@ fn cluster(draw: &mut Draw) -> Cluster {
     cluster
 }
 
-/// Ours in every other experiment.
+/// Ours in every other experiment, and every third time such that histories as short as these are worth fetching.
 fn policy(draw: &mut Draw) -> PolicySpec {
     let all: Vec<&str> = policies::names().collect();
-    let name = if draw.percent(50) { "homing" } else { draw.pick(&all) };
+    let name = match draw.below(0, 6) {
+        0 => "homing:fetch_s=0",
+        1 | 2 => "homing",
+        _ => draw.pick(&all),
+    };
     name.parse().expect("all policies are known")
 }
 
@@ -188,7 +192,9 @@ fn clocks(draw: &mut Draw) -> Clocks {
         stream_base: draw.millis(300, 6_000),
         stream_per_token: per_token * 20,
         cancel_answer: draw.millis(100, 1_000),
+        fetch: draw.millis(100, 3_000),
         resync: draw.millis(100, 1_500),
+        restart_doubt: draw.millis(100, 2_000),
         predicted_with_events: draw.millis(100, 10_000),
         predicted: draw.millis(1_000, 60_000),
         session_idle: draw.millis(2_000, 600_000),

@@ -153,7 +153,8 @@ impl Simulation<'_> {
             });
         }
         let router = &self.config.router;
-        self.run_for(FOUND_ALIVE + router.clocks.resync * (router.limits.resyncs + 1))?;
+        let doubt = router.clocks.restart_doubt + router.clocks.resync;
+        self.run_for(FOUND_ALIVE + doubt * (router.limits.resyncs + 1))?;
         for index in 0..self.nodes.len() {
             self.check_index_of(index);
         }
