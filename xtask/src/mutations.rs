@@ -63,8 +63,8 @@ const MUTATIONS: [Mutation; 15] = [
     Mutation {
         name: "a new life keeps what was known of the old cache",
         file: "crates/router/src/router/workers.rs",
-        from: "            self.timers.clear(Timer::Resync(worker));\n            self.forget_cache(worker);\n            self.lose(worker);\n            self.announce(worker);",
-        to: "            self.timers.clear(Timer::Resync(worker));\n            self.lose(worker);\n            self.announce(worker);",
+        from: "            self.clear_feed_timers(worker);\n            self.forget_cache(worker);\n            self.lose(worker);\n            self.announce(worker);",
+        to: "            self.clear_feed_timers(worker);\n            self.lose(worker);\n            self.announce(worker);",
         found: Found::Chaos,
     },
     Mutation {

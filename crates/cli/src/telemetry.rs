@@ -17,5 +17,7 @@ pub fn start(verbose: u8) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(color)
+        // It would say so on stderr, and panic where that takes nothing: a full disk must not end what logs to it.
+        .log_internal_errors(false)
         .init();
 }

@@ -142,6 +142,12 @@ impl Cluster {
         Ok(running + http::metric(address, "vllm:num_requests_waiting")?)
     }
 
+    /// Tokens that a worker has sampled.
+    pub fn sampled(&self, name: &str) -> Result<f64> {
+        let address = self.address(name).with_context(|| format!("no worker `{name}`"))?;
+        http::metric(address, "vllm:generation_tokens_total")
+    }
+
     /// The share of a worker's pool that requests hold.
     pub fn pinned(&self, name: &str) -> Result<f64> {
         let address = self.address(name).with_context(|| format!("no worker `{name}`"))?;

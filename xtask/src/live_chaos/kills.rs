@@ -103,7 +103,7 @@ pub fn check_rest(cluster: &Cluster, report: &mut Report) {
 }
 
 /// The answers that paused longest are asked for again: the same letters come.
-fn check_texts(cluster: &Cluster, outcome: &Outcome, report: &mut Report) {
+pub fn check_texts(cluster: &Cluster, outcome: &Outcome, report: &mut Report) {
     let asked = outcome.kept.iter().take(AGAIN);
     let same = asked.clone().filter(|turn| {
         let (again, end) = ask(cluster.router, "again", turn.body.clone());

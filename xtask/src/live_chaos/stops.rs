@@ -3,7 +3,7 @@
 
 use super::Args;
 use super::cluster::{Cluster, until};
-use super::kills::check_rest;
+use super::kills::{check_rest, check_texts};
 use super::load::{Load, ask, request};
 use super::report::Report;
 use anyhow::Result;
@@ -21,7 +21,7 @@ pub fn run(binary: &str, _args: &Args, report: &mut Report) -> Result<()> {
     let model = cluster.model()?;
     let load = Load::start(cluster.router, &model, SESSIONS, ANSWER);
     until("the worker has streams", Duration::from_secs(60), || {
-        cluster.busy("d0").is_ok_and(|busy| busy >= 2.0)
+        cluster.busy("d0").is_ok_and(|busy| busy >= 5.0) && cluster.sampled("d0").is_ok_and(|tokens| tokens >= 500.0)
     })?;
     let stopped = Instant::now();
     cluster.signal("d0", "STOP")?;
@@ -69,6 +69,7 @@ pub fn run(binary: &str, _args: &Args, report: &mut Report) -> Result<()> {
         "0",
         outcome.wrong_length == 0,
     );
+    check_texts(&cluster, &outcome, report);
     check_rest(&cluster, report);
     Ok(())
 }

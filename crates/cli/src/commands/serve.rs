@@ -3,6 +3,7 @@
 use crate::args;
 use crate::commands::{runtime, shutdown_signal};
 use crate::failure::Usage;
+use crate::output::say;
 use anyhow::{Context, Result};
 use homing_gateway::{EngineKind, Gateway, GatewayConfig, TurnLog, WorkerSpec};
 use homing_router::event::Role;
@@ -16,7 +17,10 @@ pub fn run(args: args::Serve) -> Result<()> {
     runtime()?.block_on(async move {
         let workers = config.workers.len();
         let gateway = start(config).await?;
-        eprintln!("homing routes to {workers} workers at http://{}", gateway.local_addr());
+        say(format_args!(
+            "homing routes to {workers} workers at http://{}",
+            gateway.local_addr()
+        ));
         let printed = tokio::spawn(print_turns(gateway.turns()));
         shutdown_signal().await?;
         gateway.shutdown().await;

@@ -3,6 +3,7 @@
 use crate::args::{self, EngineArgs, RoleArg};
 use crate::commands::runtime;
 use crate::failure::Usage;
+use crate::output::say;
 use anyhow::Result;
 use homing_engine::StepModel;
 use homing_model::{ModelSpec, default_cache_dir};
@@ -30,12 +31,12 @@ pub fn run(args: args::Worker) -> Result<()> {
         if exit_with_stdin {
             stop_with_stdin(stop.clone());
         } else {
-            eprintln!(
+            say(format_args!(
                 "worker {} serves {} at http://{}",
                 worker.info().name,
                 worker.info().model,
                 worker.endpoints().http
-            );
+            ));
         }
         tokio::select! {
             () = stop.cancelled() => {}

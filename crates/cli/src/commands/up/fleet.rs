@@ -4,6 +4,7 @@
 //! lives as long as its standard input is open, so none outlives a parent that was killed.
 
 use crate::args::RoleArg;
+use crate::output::say;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -138,8 +139,8 @@ async fn supervise(recipe: Recipe, mut child: Child, address: SocketAddr, stop: 
                 return end(child).await;
             }
             status = child.wait() => match status {
-                Ok(status) => eprintln!("worker {} ended ({status}): starting it again", recipe.name),
-                Err(error) => eprintln!("worker {} is lost ({error}): starting it again", recipe.name),
+                Ok(status) => say(format_args!("worker {} ended ({status}): starting it again", recipe.name)),
+                Err(error) => say(format_args!("worker {} is lost ({error}): starting it again", recipe.name)),
             },
         }
         if since.elapsed() >= STABLE_AFTER {
@@ -153,7 +154,7 @@ async fn supervise(recipe: Recipe, mut child: Child, address: SocketAddr, stop: 
             pause = (pause * 2).min(RESTART_PAUSE.1);
             match start(&recipe, Some(address)).await {
                 Ok((child, _)) => break child,
-                Err(error) => eprintln!("worker {} did not start: {error:#}", recipe.name),
+                Err(error) => say(format_args!("worker {} did not start: {error:#}", recipe.name)),
             }
         };
     }

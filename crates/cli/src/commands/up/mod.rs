@@ -7,6 +7,7 @@ use crate::commands::replay::client::Endpoint;
 use crate::commands::serve::{self, print_turns, recording};
 use crate::commands::{runtime, shutdown_signal, worker};
 use crate::failure::Usage;
+use crate::output::say;
 use anyhow::Result;
 use fleet::{Fleet, Recipe};
 use homing_gateway::{EngineKind, Gateway, GatewayConfig, WorkerSpec};
@@ -48,7 +49,11 @@ async fn serve(
             engine: prepared.engine.clone(),
         })
         .collect();
-    eprintln!("starting {} workers with {} ...", recipes.len(), prepared.label);
+    say(format_args!(
+        "starting {} workers with {} ...",
+        recipes.len(),
+        prepared.label
+    ));
     let fleet = tokio::select! {
         started = Fleet::start(&recipes) => started?,
         signal = shutdown_signal() => return signal,
@@ -82,10 +87,10 @@ async fn serve(
     greet(&gateway, &recipes, &fleet.addresses, &prepared.model_name);
     let printed = tokio::spawn(print_turns(gateway.turns()));
     let signal = shutdown_signal().await;
-    eprintln!("stopping ... (once more to stop at once)");
+    say("stopping ... (once more to stop at once)");
     tokio::select! {
         () = gateway.shutdown() => {}
-        _ = shutdown_signal() => eprintln!("requests under way are given up"),
+        _ = shutdown_signal() => say("requests under way are given up"),
     }
     printed.abort();
     fleet.stop().await;
@@ -157,7 +162,7 @@ impl Prepared {
         }
         let (spec, warning) = resolve(&worker::model(&args.model)?, &default_cache_dir()).map_err(Usage::error)?;
         if let Some(warning) = warning {
-            eprintln!("warning: {warning}");
+            say(format_args!("warning: {warning}"));
         }
         let (vocabulary, _) = open_vocabulary(&spec, &default_cache_dir()).map_err(Usage::error)?;
         let tokenizer = argument(&spec);
