@@ -40,10 +40,10 @@ pub struct Args {
 
 const MUTATIONS: [Mutation; 15] = [
     Mutation {
-        name: "a cancelled request keeps its booking",
+        name: "a request that ends keeps its booking",
         file: "crates/router/src/router/legs.rs",
-        from: "        self.release(id);\n        self.enter(id, Phase::Yielding(failure));",
-        to: "        self.enter(id, Phase::Yielding(failure));",
+        from: "        self.release(id);\n        self.timers.clear(Timer::Request(id));",
+        to: "        self.timers.clear(Timer::Request(id));",
         found: Found::Chaos,
     },
     Mutation {
