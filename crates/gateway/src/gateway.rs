@@ -12,7 +12,7 @@ use crate::routes::routes;
 use crate::server::{Ends, serve};
 use crate::shell::Shell;
 use crate::telemetry::Telemetry;
-use crate::tokenise::Tokeniser;
+use crate::tokenise::{Tokeniser, forget_idle};
 use crate::turn_log::TurnLog;
 use crate::upstream::Upstream;
 use homing_model::{ModelSpec, OpenError, Vocabulary, default_cache_dir, open_vocabulary};
@@ -73,6 +73,7 @@ pub struct Gateway {
     flights: TaskTracker,
     connections: TaskTracker,
     server: JoinHandle<()>,
+    /// The workers' watches, and what forgets idle prompts.
     watches: Vec<JoinHandle<()>>,
     core: JoinHandle<()>,
     drain: Duration,
@@ -96,9 +97,12 @@ impl Gateway {
         let parts = Parts::new(&config, vocabulary);
         let (core, messages) = CoreHandle::channel();
         let recorder = recorder(&config)?;
-        let (watches, watched) = parts.watch(&config, &core);
+        let (mut watches, watched) = parts.watch(&config, &core);
         let core_task = tokio::spawn(parts.core(&config, watched, recorder).run(messages));
         let shell = Arc::new(parts.shell(&config, core));
+        let idle = config.router.clocks.session_idle;
+        let words = shell.tokeniser.words();
+        watches.extend(words.map(|words| tokio::spawn(forget_idle(words, idle))));
         let turns = shell.turns.clone();
         let ends = Ends {
             stop: CancellationToken::new(),

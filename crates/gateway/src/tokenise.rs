@@ -5,7 +5,8 @@
 //!
 //! A conversation is rendered whole at each turn, because a template may look back; tokenised and hashed is only what is
 //! new to it (`PromptMemory`), whoever sent the rest. That takes about 1.3 MB for an idle session of 128K tokens, less
-//! what it shares with others, and [`PROMPT_MEMORY_BYTES`] for all together.
+//! what it shares with others, and [`PROMPT_MEMORY_BYTES`] for all together, and is forgotten
+//! about when its session is ([`forget_idle`]).
 //!
 //! Rendering and encoding a long prompt takes milliseconds of a core: it runs on the blocking pool, and no more prompts
 //! at a time than there are cores, so that it never starves the streams.
@@ -21,6 +22,7 @@ use homing_model::{
 use homing_wire::openai::{ApiError, Body, ErrorKind, TokenizeResponse};
 use http::{Method, Request, header};
 use http_body_util::Full;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -28,6 +30,12 @@ use tokio::sync::Semaphore;
 
 /// How long an engine may take to tokenise a prompt.
 const TOKENISE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Times that the memory of prompts is looked through while a session may be idle.
+const IDLE_STEPS: u32 = 4;
+
+/// The shortest time between two such looks.
+const IDLE_STEP_MIN: Duration = Duration::from_millis(100);
 
 /// Engines that are asked to tokenise one prompt, one after the other.
 const TOKENISE_TRIES: usize = 3;
@@ -191,6 +199,21 @@ impl Default for Tokeniser {
             permits: Arc::new(Semaphore::new(cores)),
             tails: Arc::new(Tails::default()),
         }
+    }
+}
+
+/// Forgets prompts that no other has gone on from for as long as a session may be idle, for as long as it runs.
+pub(crate) async fn forget_idle(words: Arc<Words>, idle: Duration) {
+    let step = (idle / IDLE_STEPS).max(IDLE_STEP_MIN);
+    let mut marks = VecDeque::with_capacity(IDLE_STEPS as usize);
+    loop {
+        tokio::time::sleep(step).await;
+        if marks.len() == IDLE_STEPS as usize {
+            let long_ago = marks.pop_front().expect("there are some");
+            let bytes = words.memory.forget_unused_since(long_ago);
+            tracing::debug!(bytes, "prompts that are remembered");
+        }
+        marks.push_back(words.memory.mark());
     }
 }
 

@@ -54,7 +54,7 @@ pub use hugging_face::HuggingFaceError;
 pub use kv_store::{KvError, KvStore};
 pub use model::Model;
 pub use open::{Bundle, ModelSpec, OpenError, TINY_SEED, cached, default_cache_dir, open, open_vocabulary, resolve};
-pub use prompt_memory::{EncodedPrompt, Opening, PROMPT_MEMORY_BYTES, PromptMemory};
+pub use prompt_memory::{EncodedPrompt, Opening, PROMPT_MEMORY_BYTES, PromptMark, PromptMemory};
 pub use stream::StreamDecoder;
 pub use template::{CHATML, ChatInput, ChatTemplate, TemplateError};
 pub use tokenizer::{Cut, TokenKind, Tokenizer, TokenizerError, TokenizerParts};

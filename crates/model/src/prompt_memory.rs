@@ -11,7 +11,8 @@
 //!
 //! Memory: for each token about 4 bytes of text, 4 of the token and 16 / block size of the hash, 9 in all with blocks of
 //! 16, and 320 for each message or so. An idle session of 128K tokens that shares nothing takes about 1.3 MB, and all
-//! together never more than the bound that was set: the longest unused goes, and costs its session one cold prompt.
+//! together never more than the bound that was set: the longest unused goes, and costs its session one cold prompt. Idle
+//! sessions are forgotten by whoever has a clock ([`PromptMemory::forget_unused_since`]).
 
 use crate::cuts::{Cuts, Uncuttable};
 use crate::prompt_tree::{Known, Segment, Segmenter, Tree};
@@ -21,6 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a router remembers by default, in bytes: 200 idle sessions of 128K tokens or 1,600 of 16K that share nothing.
 pub const PROMPT_MEMORY_BYTES: usize = 256 << 20;
+
+/// Segments that are forgotten under one lock: prompts that are tokenised meanwhile wait for no more.
+const FORGOTTEN_AT_ONCE: usize = 256;
 
 /// Shortest segment that is kept apart, in bytes: a message of a few words is not worth a node of the tree.
 const SEGMENT_BYTES_MIN: usize = 256;
@@ -59,6 +63,10 @@ impl EncodedPrompt {
         }
     }
 }
+
+/// A moment in the order in which prompts are used: whoever keeps the time takes one now and then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PromptMark(u64);
 
 /// Earlier prompts of one tokenizer and block size.
 pub struct PromptMemory {
@@ -100,6 +108,18 @@ impl PromptMemory {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.tree().bytes()
+    }
+
+    /// Now, in the order in which prompts are used.
+    #[must_use]
+    pub fn mark(&self) -> PromptMark {
+        PromptMark(self.tree().next_use())
+    }
+
+    /// Forgets what no prompt has used since; bytes that are held after it.
+    pub fn forget_unused_since(&self, mark: PromptMark) -> usize {
+        while self.tree().forget_before(mark.0, FORGOTTEN_AT_ONCE) {}
+        self.bytes()
     }
 
     /// The tokens and blocks of a text, from what is known of it and what is not; it is known from now on.

@@ -358,6 +358,32 @@ fn the_longest_unused_prompt_is_forgotten_from_its_end() {
 }
 
 #[test]
+fn what_nobody_used_since_a_mark_is_forgotten_and_what_is_shared_stays() {
+    let memory = memory(&Tokenizer::bytes(), 16, 64, 4 << 20);
+    let prompt = |session: &str| -> String {
+        let message = |text: &str| format!("<|im_start|>user\n{text} {}<|im_end|>\n", "x".repeat(100));
+        let own: String = (0..600).map(|number| message(&format!("{session} {number}"))).collect();
+        message("shared") + &own
+    };
+    let known = |session: &str| check(&memory, "bytes", &prompt(session), Opening::Text).known_tokens;
+    assert_eq!(memory.forget_unused_since(memory.mark()), 0, "there is nothing");
+    known("idle");
+    let mark = memory.mark();
+    let shared = known("busy");
+    assert!(shared > 100, "the first message is shared: {shared}");
+    let before = memory.bytes();
+    let after = memory.forget_unused_since(mark);
+    assert!(after < before * 6 / 10 && after > before * 4 / 10, "{before} {after}");
+    assert!(known("busy") > 60_000, "in use");
+    assert_eq!(known("idle"), shared, "forgotten but for what is shared");
+    assert_eq!(
+        memory.forget_unused_since(memory.mark()),
+        0,
+        "nobody has used anything since now"
+    );
+}
+
+#[test]
 fn what_cannot_be_cut_says_why() {
     let encoder = |tokens: &[AddedToken]| {
         let mut encoder = tokenizers::Tokenizer::new(sentence_piece_bpe());

@@ -237,6 +237,25 @@ impl Tree {
         Some(child)
     }
 
+    /// The number that the next use gets.
+    pub(crate) const fn next_use(&self) -> u64 {
+        self.next
+    }
+
+    /// Forgets up to `limit` leaves that were last used before this use; whether there are more.
+    pub(crate) fn forget_before(&mut self, used: u64, limit: usize) -> bool {
+        let is_older = |tree: &Self| {
+            let oldest = tree.leaves.first_key_value();
+            oldest.is_some_and(|((last, _), ())| *last < used)
+        };
+        for _ in 0..limit {
+            if !is_older(self) || !self.forget_one() {
+                return false;
+            }
+        }
+        is_older(self)
+    }
+
     /// Forgets the leaf that was not used for longest.
     fn forget_one(&mut self) -> bool {
         let Some(((_, leaf), ())) = self.leaves.pop_first() else {
