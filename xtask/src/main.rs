@@ -8,6 +8,7 @@ mod live_chaos;
 mod mutations;
 mod reproduce;
 mod shell;
+mod soak;
 mod tidy;
 mod traces;
 
@@ -42,6 +43,8 @@ enum Chore {
     },
     /// The end-to-end test against a real vLLM on this machine's CPUs.
     E2e(e2e::Args),
+    /// Minutes of agents' traffic before three step-model workers: memory must stay flat, sessions must expire.
+    Soak(soak::Args),
     /// Writes `docs/reproduction.md` from fresh simulations: minutes on two cores.
     Reproduce(reproduce::Args),
 }
@@ -56,6 +59,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Mutations(args) => mutations::run(&args),
         Chore::Traces { folder } => traces::run(&folder),
         Chore::E2e(args) => e2e::run(&args),
+        Chore::Soak(args) => soak::run(&args),
         Chore::Reproduce(args) => reproduce::run(&args),
     }
 }

@@ -1,0 +1,323 @@
+//! The processes of a soak: three workers, the router, and those that send traffic. All end with it.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::fmt;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const WORKERS: usize = 3;
+/// How long the router may take to find its workers.
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+/// Between two clients that begin a stream and hang up.
+const HANG_UP_EVERY: Duration = Duration::from_millis(500);
+const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A child that does not outlive this process.
+struct Process {
+    name: String,
+    child: Child,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It has ended already, or it ends now.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// The router and its workers.
+pub struct Cluster {
+    processes: Vec<Process>,
+    address: SocketAddr,
+}
+
+impl Cluster {
+    /// Starts all and waits until the router is ready.
+    pub fn start(homing: &Path, step_model: &str, session_idle: Duration, out: &Path) -> Result<Self> {
+        let (mut processes, mut config) = (Vec::new(), String::new());
+        for number in 0..WORKERS {
+            let name = format!("w{number}");
+            let arguments = [
+                "worker",
+                "--exit-with-stdin",
+                "--role",
+                "both",
+                "--listen",
+                "127.0.0.1:0",
+                "--name",
+                &name,
+            ];
+            let log = File::create(out.join(format!("{name}.log")))?;
+            let mut child = Command::new(homing)
+                .args(arguments)
+                .args(["--step-model", step_model])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(log)
+                .spawn()
+                .context("a worker could not be started")?;
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().context("a worker has no output")?).read_line(&mut line)?;
+            let said: Value = serde_json::from_str(&line).with_context(|| format!("worker `{name}` said `{line}`"))?;
+            let http = said["http"].as_str().context("a worker says where it listens")?;
+            config += &format!("[[workers]]\nurl = \"http://{http}\"\nkind = \"homing\"\nname = \"{name}\"\n");
+            processes.push(Process { name, child });
+        }
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let (seconds, nanoseconds) = (session_idle.as_secs(), session_idle.subsec_nanos());
+        let head = format!(
+            "listen = \"{address}\"\ntokenizer = \"tiny\"\n[router.clocks]\nsession_idle = {{ secs = {seconds}, nanos = {nanoseconds} }}\n"
+        );
+        let file = out.join("serve.toml");
+        std::fs::write(&file, head + &config)?;
+        let child = Command::new(homing)
+            .arg("serve")
+            .arg("--config")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(out.join("router.log"))?)
+            .spawn()
+            .context("the router could not be started")?;
+        let name = "router".to_owned();
+        processes.insert(0, Process { name, child });
+        let cluster = Self { processes, address };
+        cluster.until_ready()?;
+        Ok(cluster)
+    }
+
+    fn until_ready(&self) -> Result<()> {
+        let began = Instant::now();
+        let ready = |page: &Value| {
+            let workers = page["data"].as_array().map(Vec::as_slice).unwrap_or_default();
+            workers.len() == WORKERS && workers.iter().all(|worker| worker["state"] == "exact")
+        };
+        while !get(self.address, "/admin/workers").is_ok_and(|page| ready(&page)) {
+            ensure!(
+                began.elapsed() < READY_PATIENCE,
+                "the router has not found its workers: see the logs"
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// The router first, then the workers: names and process ids.
+    pub fn processes(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.processes
+            .iter()
+            .map(|process| (process.name.as_str(), process.child.id()))
+    }
+
+    /// Sessions that the router remembers.
+    pub fn sessions(&self) -> Result<usize> {
+        let page = get(self.address, "/admin/sessions")?;
+        let data = page["data"].as_array().context("expected a list of sessions")?;
+        Ok(data.len())
+    }
+
+    /// What came of the requests so far.
+    pub fn tally(&self) -> Result<Tally> {
+        let mut tally = Tally::default();
+        page(self.address, "/metrics")?.lines().for_each(|line| tally.add(line));
+        Ok(tally)
+    }
+}
+
+/// What came of the requests, as the router counts them.
+#[derive(Default)]
+pub struct Tally {
+    pub completed: u64,
+    pub failed: u64,
+    hung_up: u64,
+}
+
+impl Tally {
+    /// Adds a line of the metrics page, if it counts turns that ended.
+    fn add(&mut self, line: &str) {
+        let Some((labels, count)) = line
+            .strip_prefix("homing_requests_total{")
+            .and_then(|rest| rest.rsplit_once(' '))
+        else {
+            return;
+        };
+        let count = count.parse().unwrap_or(0);
+        if labels.contains("outcome=\"ok\"") {
+            self.completed += count;
+        } else if labels.contains("outcome=\"client_gone\"") {
+            self.hung_up += count;
+        } else {
+            self.failed += count;
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            completed,
+            failed,
+            hung_up,
+        } = self;
+        write!(
+            f,
+            "{completed} requests completed, {failed} failed, {hung_up} clients hung up"
+        )
+    }
+}
+
+/// Those that send traffic, until they are stopped.
+pub struct Traffic {
+    stop: Arc<AtomicBool>,
+    senders: Vec<JoinHandle<Result<()>>>,
+}
+
+impl Traffic {
+    pub fn start(homing: &Path, cluster: &Cluster, time_scale: f64, out: &Path) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut senders = Vec::new();
+        for form in ["ids", "chat"] {
+            let replays = Replays {
+                homing: homing.to_owned(),
+                address: cluster.address,
+                form,
+                time_scale,
+                log: out.join(format!("replay-{form}.log")),
+            };
+            let stop = Arc::clone(&stop);
+            senders.push(std::thread::spawn(move || replays.run(&stop)));
+        }
+        let (address, stopped) = (cluster.address, Arc::clone(&stop));
+        senders.push(std::thread::spawn(move || hang_up_until(address, &stopped)));
+        Self { stop, senders }
+    }
+
+    /// Stops it: replays under way are broken off, as clients that hang up.
+    pub fn stop(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        for sender in self.senders {
+            sender
+                .join()
+                .map_err(|_| anyhow::anyhow!("a sender of traffic broke"))??;
+        }
+        Ok(())
+    }
+}
+
+/// One replay after the other, each with the next seed: sessions start as others end, so that all ages are there at once.
+struct Replays {
+    homing: PathBuf,
+    address: SocketAddr,
+    form: &'static str,
+    time_scale: f64,
+    log: PathBuf,
+}
+
+impl Replays {
+    fn run(&self, stop: &AtomicBool) -> Result<()> {
+        let mut seed = 1;
+        while !stop.load(Ordering::Relaxed) {
+            self.once(seed, stop)?;
+            seed += 1;
+        }
+        Ok(())
+    }
+
+    /// One replay, to its end or until it is broken off.
+    fn once(&self, seed: u64, stop: &AtomicBool) -> Result<()> {
+        let log = File::options().create(true).append(true).open(&self.log)?;
+        let child = Command::new(&self.homing)
+            .args([
+                "replay",
+                "--trace",
+                "gen:agent:sessions=2000:turns=12",
+                "--concurrency",
+                "12",
+                "--json",
+            ])
+            .args(["--max-context", "24000", "--shrink", "2", "--as", self.form])
+            .args([
+                "--seed",
+                &seed.to_string(),
+                "--time-scale",
+                &self.time_scale.to_string(),
+            ])
+            .args(["--url", &format!("http://{}", self.address)])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("a replay could not be started")?;
+        let name = format!("replay-{}", self.form);
+        let mut process = Process { name, child };
+        while !stop.load(Ordering::Relaxed) {
+            if let Some(status) = process.child.try_wait()? {
+                ensure!(status.success(), "it ended with {status}: see `{}`", self.log.display());
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+}
+
+/// Clients that begin a stream, read its first bytes and are gone.
+fn hang_up_until(address: SocketAddr, stop: &AtomicBool) -> Result<()> {
+    let models = get(address, "/v1/models")?;
+    let model = &models["data"][0]["id"];
+    for number in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        // Whoever got no stream is no loss; what is wrong with the router shows in its own count.
+        drop(hang_up(address, model, number));
+        std::thread::sleep(HANG_UP_EVERY);
+    }
+    Ok(())
+}
+
+fn hang_up(address: SocketAddr, model: &Value, number: u64) -> std::io::Result<()> {
+    let text = format!("Client {number} asks for a long story. ").repeat(60);
+    let messages = serde_json::json!([{"role": "user", "content": text}]);
+    let body =
+        serde_json::json!({"model": model, "messages": messages, "max_tokens": 2_000, "stream": true}).to_string();
+    let mut stream = connect(address)?;
+    let length = body.len();
+    write!(
+        stream,
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    )?;
+    stream.read_exact(&mut [0; 600])
+}
+
+fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(HTTP_TIMEOUT))?;
+    Ok(stream)
+}
+
+/// A page of the router as JSON.
+fn get(address: SocketAddr, path: &str) -> Result<Value> {
+    let body = page(address, path)?;
+    serde_json::from_str(&body).with_context(|| format!("`{path}` answered `{body}`"))
+}
+
+fn page(address: SocketAddr, path: &str) -> Result<String> {
+    let mut stream = connect(address)?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (_, body) = answer
+        .split_once("\r\n\r\n")
+        .context("expected an answer with a body")?;
+    Ok(body.to_owned())
+}
