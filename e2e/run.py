@@ -59,7 +59,7 @@ def configuration(lab, engines):
         "[router]",
         f"block_size = {BLOCK_SIZE}",
         # Small figures, so that prompts of hundreds of tokens take every path.
-        'policy = "homing:append_tokens=1024:local_tokens=256:abs=1:rel=1.0:fetch_s=0"',
+        'policy = "homing:append_tokens=1024:local_tokens=256:margin=0.05:margin_s=0:fetch_s=0"',
         "migrate = true",
     ]
     sources = {"p": engines["p"].events, "d0": f"tcp://127.0.0.1:{PORT + 22}", "d1": f"bind:{engines['d1'].events}"}

@@ -7,6 +7,7 @@ mod e2e;
 mod live_chaos;
 mod mutations;
 mod reproduce;
+mod results;
 mod shell;
 mod soak;
 mod tidy;
@@ -47,6 +48,8 @@ enum Chore {
     Soak(soak::Args),
     /// Writes `docs/reproduction.md` from fresh simulations: minutes on two cores.
     Reproduce(reproduce::Args),
+    /// Writes `docs/results.md`, the planner against all other policies, from fresh simulations.
+    Results(results::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -61,5 +64,6 @@ fn main() -> anyhow::Result<()> {
         Chore::E2e(args) => e2e::run(&args),
         Chore::Soak(args) => soak::run(&args),
         Chore::Reproduce(args) => reproduce::run(&args),
+        Chore::Results(args) => results::run(&args),
     }
 }

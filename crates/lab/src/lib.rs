@@ -7,6 +7,8 @@
 pub mod experiments;
 pub mod observe;
 pub mod paper;
+pub mod planner;
+pub mod recorded;
 pub mod render;
 pub mod rerun;
 pub mod results;

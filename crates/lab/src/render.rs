@@ -114,7 +114,7 @@ pub fn unshown<'a>(paper: &'a Paper, sections: &[Section]) -> Vec<&'a str> {
     paper.keys().filter(|key| !shown.contains(key)).collect()
 }
 
-fn write_table(text: &mut String, table: &Table) {
+pub(crate) fn write_table(text: &mut String, table: &Table) {
     let line = |cells: &[String]| {
         let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
         format!("| {} |\n", cells.join(" | "))

@@ -3,16 +3,19 @@
 //! A setup is a value with an order, so that two experiments that need the same runs share them, and so that the document
 //! can print the command that repeats them. It does not run anything.
 
+use crate::recorded;
 use homing_report::ClassBounds;
 use homing_router::PolicySpec;
 use homing_sim::{Cluster, SimConfig};
-use homing_workload::{Start, Trace, generate};
+use homing_workload::{Start, Trace, generate, is_generator};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// A configuration and its seeds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Setup {
-    /// A generator with its parameters. One without `seed=` has other content for each seed.
+    /// A generator with its parameters, or a recorded trace in the working folder. A generator without `seed=` has other content for
+    /// each seed.
     pub trace: String,
     /// A cluster preset with its parameters.
     pub cluster: String,
@@ -43,6 +46,9 @@ pub enum SetupError {
     /// The trace.
     #[error(transparent)]
     Trace(#[from] homing_workload::GeneratorError),
+    /// The file of a recorded trace.
+    #[error(transparent)]
+    Recorded(#[from] recorded::RecordedError),
     /// The cluster.
     #[error(transparent)]
     Cluster(#[from] homing_sim::ClusterError),
@@ -114,9 +120,12 @@ impl Setup {
     /// The trace of one run.
     ///
     /// # Errors
-    /// If the generator or a parameter of it is unknown.
-    pub fn trace(&self, seed: u64) -> Result<Trace, SetupError> {
-        Ok(generate(&self.trace, seed)?)
+    /// If the generator or a parameter of it is unknown, or there is no such file.
+    pub fn trace(&self, seed: u64) -> Result<Arc<Trace>, SetupError> {
+        if is_generator(&self.trace) {
+            return Ok(Arc::new(generate(&self.trace, seed)?));
+        }
+        Ok(recorded::open(&self.trace)?)
     }
 
     /// What one run simulates, with structural logs.
@@ -171,6 +180,10 @@ mod tests {
                 .to_string();
             assert!(error.contains(expected), "{error}");
         };
+        check(
+            Setup::new("nowhere.jsonl", "h100x8-dp", "round-robin"),
+            "`nowhere.jsonl`",
+        );
         check(Setup::new("gen:x", "h100x8-dp", "round-robin"), "unknown generator");
         check(Setup::new("gen:swe52", "h1", "round-robin"), "no cluster");
         check(Setup::new("gen:swe52", "h100x8-dp", "rr"), "rr");

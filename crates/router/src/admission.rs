@@ -34,6 +34,11 @@ pub struct Account {
     pub exports: u32,
     /// Prompt tokens of requests whose first token is out: the context that decodes here.
     pub decode_tokens: u64,
+    /// Those requests.
+    pub decodes: u32,
+    /// Pairs of a token that is yet to be prefilled here and a token that it attends to, in millions, rounded up: what long
+    /// prompts cost beyond their tokens.
+    pub pending_pairs: u64,
 }
 
 /// What a request takes, as far as its plan matters.
@@ -101,6 +106,8 @@ pub enum Denied {
     OnTrial,
     /// As many requests as it may have are in flight.
     Requests,
+    /// Its pool is wanted by sessions that are expected back.
+    Crowded,
     /// Its pool is full of what is in flight.
     PoolFull,
     /// As many seeds as it may have are pending.
@@ -124,6 +131,7 @@ impl Denied {
             Self::Busy => "said it is busy",
             Self::OnTrial => "on trial after it was away",
             Self::Requests => "too many requests in flight",
+            Self::Crowded => "pool wanted by sessions that are expected back",
             Self::PoolFull => "pool full of requests in flight",
             Self::Seeds => "too many seeds pending",
             Self::AppendTokens => "too many append tokens in flight",
@@ -283,9 +291,13 @@ impl Booking {
         };
         let (mut at_prefill, mut at_lender) = (None, None);
         match (prefill, self.stage) {
-            (None, Stage::Fetch | Stage::Prefill) => at_decode.append_tokens = u64::from(*tail_tokens),
+            (None, Stage::Fetch | Stage::Prefill) => {
+                at_decode.append_tokens = u64::from(*tail_tokens);
+                at_decode.pending_pairs = million_pairs(*tail_tokens, prompt.tokens);
+            }
             (None, Stage::Pull | Stage::Decode) | (Some(_), Stage::Decode) => {
                 at_decode.decode_tokens = u64::from(prompt.tokens);
+                at_decode.decodes = 1;
             }
             (Some(prefill), Stage::Fetch | Stage::Prefill | Stage::Pull) => {
                 at_decode.seeds = 1;
@@ -295,6 +307,11 @@ impl Booking {
                 let charge = Account {
                     requests: 1,
                     prefill_tokens: queued,
+                    pending_pairs: if pulls {
+                        0
+                    } else {
+                        million_pairs(*prefill_tokens, prompt.tokens)
+                    },
                     exports: u32::from(pulls),
                     ..Account::default()
                 };
@@ -325,6 +342,11 @@ impl Booking {
     }
 }
 
+/// Pairs of the prefill of so many tokens at a prompt's end, in millions, rounded up.
+fn million_pairs(tail_tokens: u32, prompt_tokens: u32) -> u64 {
+    libm::ceil(crate::speed::pairs(tail_tokens, prompt_tokens) / 1e6) as u64
+}
+
 impl Account {
     fn add(&mut self, other: Self) {
         self.requests += other.requests;
@@ -335,6 +357,8 @@ impl Account {
         self.prefill_tokens += other.prefill_tokens;
         self.exports += other.exports;
         self.decode_tokens += other.decode_tokens;
+        self.decodes += other.decodes;
+        self.pending_pairs += other.pending_pairs;
     }
 
     fn subtract(&mut self, other: Self) {
@@ -346,6 +370,8 @@ impl Account {
         self.prefill_tokens -= other.prefill_tokens;
         self.exports -= other.exports;
         self.decode_tokens -= other.decode_tokens;
+        self.decodes -= other.decodes;
+        self.pending_pairs -= other.pending_pairs;
     }
 
     /// Why this account leaves no room for a decode leg whatever its KV comes from. `kv_tokens` is the pool's size.
@@ -428,6 +454,7 @@ mod tests {
             Account {
                 requests: 1,
                 prefill_tokens: 90,
+                pending_pairs: 1,
                 ..Account::default()
             }
         );
@@ -449,6 +476,7 @@ mod tests {
                 requests: 1,
                 reserved_tokens: 200,
                 decode_tokens: 163,
+                decodes: 1,
                 ..Account::default()
             }
         );

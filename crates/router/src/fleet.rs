@@ -6,6 +6,9 @@
 use crate::action::WorkerState;
 use crate::event::{HealthReport, LoadReport, WorkerInfo};
 use crate::feed::Feed;
+use crate::learning::StepFit;
+use crate::router::Prefilled;
+use crate::speed::Speed;
 use homing_units::{BootEpoch, Duration, Instant, WorkerId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -37,6 +40,10 @@ pub(crate) struct Worker {
     pub(crate) assigned_requests: u64,
     /// Running mean of the time to first token of what it decoded, in seconds.
     pub(crate) recent_ttft_s: Option<f64>,
+    /// How fast it is, as far as that is known.
+    pub(crate) steps: StepFit,
+    /// Prefill that it was ever sent.
+    pub(crate) prefilled: Prefilled,
     liveness: Liveness,
     missed_probes: u32,
     /// It was suspect or dead and has answered no leg since.
@@ -138,6 +145,8 @@ impl Worker {
             cache: CacheCounters::default(),
             assigned_requests: 0,
             recent_ttft_s: None,
+            steps: StepFit::new(Speed::default()),
+            prefilled: Prefilled::default(),
             liveness: Liveness::Alive,
             missed_probes: 0,
             on_trial: false,

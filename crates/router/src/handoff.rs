@@ -14,6 +14,7 @@
 use crate::action::RouteError;
 use crate::event::{FailureCause, Leg};
 use crate::policies::Plan;
+use crate::router::Watch;
 use homing_kv::Prompt;
 use homing_units::{Duration, Instant, RequestId, SessionId, WorkerId};
 use std::collections::BTreeSet;
@@ -50,6 +51,8 @@ pub(crate) struct Request {
     pub(crate) failures: u32,
     /// Of those, failed transfers.
     pub(crate) transfer_failures: u32,
+    /// The stretch of it that is being timed.
+    pub(crate) watch: Option<Watch>,
     /// Workers that failed it.
     pub(crate) avoid: BTreeSet<WorkerId>,
 }

@@ -15,11 +15,13 @@ mod config;
 mod feed;
 mod fleet;
 mod handoff;
+mod learning;
 mod links;
 mod queue;
 mod residency;
 mod router;
 mod sessions;
+pub mod speed;
 mod timers;
 
 pub use admission::{Account, Denied};

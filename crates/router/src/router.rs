@@ -5,6 +5,7 @@
 //! - `turns`: new turns, the queue, planning and placing
 //! - `legs`: answers and failures of legs, and what the handoff machine makes of them
 //! - `sources`: who hands a session's KV over when it moves
+//! - `speeds`: what legs took, for what is learnt of their workers
 //! - `survey`: the board that a policy sees
 //! - `views`: what operators see
 //!
@@ -13,11 +14,13 @@
 
 mod legs;
 mod sources;
+mod speeds;
 mod survey;
 mod turns;
 mod views;
 mod workers;
 
+pub(crate) use speeds::{Prefilled, Watch};
 pub use views::{AttemptView, Explanation, SessionView, WorkerStatus};
 
 use crate::action::Action;

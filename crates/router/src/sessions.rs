@@ -17,6 +17,7 @@
 
 use crate::action::Path;
 use crate::event::{Compared, PromptId, SessionHint};
+use crate::learning::Gaps;
 use homing_kv::{BlockHash, Prompt, ResidencyIndex};
 use homing_units::{Duration, Instant, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,7 @@ pub(crate) struct Sessions {
     /// Blocks of all last prompts.
     blocks: usize,
     homed: BTreeMap<WorkerId, Homed>,
+    gaps: Gaps,
     next: u64,
 }
 
@@ -58,6 +60,8 @@ pub(crate) struct Session {
     pub(crate) family: u64,
     pub(crate) key: Option<u128>,
     pub(crate) last: Prompt,
+    /// Tokens at its beginning that other families show too.
+    shared_tokens: u32,
     /// What the driver calls that prompt, if it does.
     last_id: Option<PromptId>,
     /// Turns that have begun.
@@ -93,26 +97,58 @@ pub(crate) struct Homed {
     pub(crate) tokens: u64,
     /// Those of sessions that were used lately.
     pub(crate) live_tokens: u64,
+    /// Sessions that were used lately.
+    pub(crate) live_sessions: u32,
+    /// What no other family shows of those with a turn in flight.
+    pub(crate) busy_own_tokens: u64,
+    /// The same of those that are expected back.
+    pub(crate) idle_own_tokens: u64,
 }
 
 impl Homed {
     fn add(&mut self, session: &Session) {
-        let tokens = u64::from(session.last.tokens);
         self.sessions += 1;
-        self.tokens += tokens;
-        self.live_tokens += if session.live { tokens } else { 0 };
+        self.tokens += u64::from(session.last.tokens);
+        if session.live {
+            self.live_tokens += u64::from(session.last.tokens);
+            self.live_sessions += 1;
+            *self.own_tokens(session) += session.own_tokens();
+        }
     }
 
     fn remove(&mut self, session: &Session) {
-        let tokens = u64::from(session.last.tokens);
         self.sessions -= 1;
-        self.tokens -= tokens;
-        self.live_tokens -= if session.live { tokens } else { 0 };
+        self.tokens -= u64::from(session.last.tokens);
+        if session.live {
+            self.live_tokens -= u64::from(session.last.tokens);
+            self.live_sessions -= 1;
+            *self.own_tokens(session) -= session.own_tokens();
+        }
+    }
+
+    const fn own_tokens(&mut self, session: &Session) -> &mut u64 {
+        if session.in_flight > 0 {
+            &mut self.busy_own_tokens
+        } else {
+            &mut self.idle_own_tokens
+        }
+    }
+}
+
+impl Session {
+    /// Tokens at the beginning of its last prompt that other families showed too.
+    pub(crate) const fn shared_tokens(&self) -> u32 {
+        self.shared_tokens
+    }
+
+    /// Tokens of its last prompt that no other family shows.
+    pub(crate) fn own_tokens(&self) -> u64 {
+        u64::from(self.last.tokens - self.shared_tokens)
     }
 }
 
 impl Sessions {
-    pub(crate) const fn new(limits: SessionLimits) -> Self {
+    pub(crate) fn new(limits: SessionLimits) -> Self {
         Self {
             limits,
             sessions: BTreeMap::new(),
@@ -123,6 +159,7 @@ impl Sessions {
             cooling: BTreeSet::new(),
             blocks: 0,
             homed: BTreeMap::new(),
+            gaps: Gaps::default(),
             next: 0,
         }
     }
@@ -145,23 +182,26 @@ impl Sessions {
         self.set_live(id, true);
         self.replace_prompt(id, prompt, index);
         self.rename_prompt(id, compared.map(|compared| compared.prompt));
-        let session = self.sessions.get_mut(&id).expect("it was found or made above");
-        session.turns += 1;
-        session.in_flight += 1;
-        session.last_used = now;
+        self.change(id, |session, gaps| {
+            if session.turns > 0 && session.in_flight == 0 {
+                gaps.learn(now.saturating_since(session.last_used));
+            }
+            session.turns += 1;
+            session.in_flight += 1;
+            session.last_used = now;
+        });
         self.forget_surplus(index);
         id
     }
 
     /// A turn of it has ended, however it did.
     pub(crate) fn end(&mut self, now: Instant, id: SessionId, index: &mut ResidencyIndex) {
-        let session = self
-            .sessions
-            .get_mut(&id)
-            .expect("a session with a turn in flight is remembered");
-        session.in_flight -= 1;
-        session.last_used = now;
-        if session.in_flight == 0 {
+        self.change(id, |session, _| {
+            session.in_flight -= 1;
+            session.last_used = now;
+            session.live = true;
+        });
+        if self.sessions[&id].in_flight == 0 {
             self.idle.insert((now, id));
             self.cooling.insert((now, id));
             self.forget_surplus(index);
@@ -171,6 +211,7 @@ impl Sessions {
     /// A turn of it was planned onto this decode worker.
     pub(crate) fn settle(&mut self, id: SessionId, home: WorkerId, path: Path) {
         self.unhome(id);
+        self.set_live(id, true);
         let session = self
             .sessions
             .get_mut(&id)
@@ -182,6 +223,11 @@ impl Sessions {
             .expect("all paths are listed");
         session.paths[column] += 1;
         self.homed.entry(home).or_default().add(session);
+    }
+
+    /// Its turn waits until there is room for its KV: until then it asks nothing of the place where it lived.
+    pub(crate) fn pause(&mut self, id: SessionId) {
+        self.set_live(id, false);
     }
 
     /// Its KV is on its decode worker now.
@@ -204,10 +250,11 @@ impl Sessions {
     /// Sessions that were idle for some time are no live demand on their worker's pool any more.
     pub(crate) fn cool(&mut self, now: Instant) {
         while let Some((used, id)) = self.cooling.first().copied()
-            && now.saturating_since(used) >= self.limits.live
+            && now.saturating_since(used) >= self.gaps.window(self.limits.live)
         {
             self.cooling.pop_first();
             self.set_live(id, false);
+            self.gaps.gave_up();
         }
     }
 
@@ -235,6 +282,29 @@ impl Sessions {
     /// What lives at a worker.
     pub(crate) fn homed(&self, worker: WorkerId) -> Homed {
         self.homed.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// The share of idle sessions that come back.
+    pub(crate) fn return_share(&self) -> f64 {
+        self.gaps.return_share()
+    }
+
+    /// Further turns that a session has, on average.
+    pub(crate) fn expected_turns(&self) -> f64 {
+        self.gaps.expected_turns()
+    }
+
+    /// What lives at a worker beside this session.
+    pub(crate) fn homed_without(&self, worker: WorkerId, session: SessionId) -> Homed {
+        let mut homed = self.homed(worker);
+        if let Some(session) = self
+            .sessions
+            .get(&session)
+            .filter(|session| session.home == Some(worker))
+        {
+            homed.remove(session);
+        }
+        homed
     }
 
     /// All sessions, by id.
@@ -324,6 +394,7 @@ impl Sessions {
             family,
             key,
             last,
+            shared_tokens: 0,
             last_id: None,
             turns: 0,
             in_flight: 0,
@@ -338,15 +409,15 @@ impl Sessions {
     }
 
     fn replace_prompt(&mut self, id: SessionId, prompt: &Prompt, index: &mut ResidencyIndex) {
-        let session = self.sessions.get_mut(&id).expect("it was found or made before");
-        let old = std::mem::replace(&mut session.last, prompt.clone());
-        let (family, home) = (session.family, session.home);
+        let family = self.sessions[&id].family;
+        let shared_tokens = shared_tokens(family, prompt, index);
+        let mut last = prompt.clone();
+        self.change(id, |session, _| {
+            std::mem::swap(&mut session.last, &mut last);
+            session.shared_tokens = shared_tokens;
+        });
+        let old = last;
         self.blocks = self.blocks + prompt.blocks.len() - old.blocks.len();
-        if let Some(homed) = home.and_then(|home| self.homed.get_mut(&home)) {
-            homed.tokens = homed.tokens + u64::from(prompt.tokens) - u64::from(old.tokens);
-            // A turn of it begins: it is live.
-            homed.live_tokens = homed.live_tokens + u64::from(prompt.tokens) - u64::from(old.tokens);
-        }
         if shared_blocks(&old.blocks, &prompt.blocks) == old.blocks.len() {
             index.own(family, &prompt.blocks);
         } else {
@@ -409,15 +480,22 @@ impl Sessions {
     }
 
     fn set_live(&mut self, id: SessionId, live: bool) {
-        let session = self.sessions.get_mut(&id).expect("what cools or begins is remembered");
-        let was_live = std::mem::replace(&mut session.live, live);
-        if let Some(homed) = session.home.and_then(|home| self.homed.get_mut(&home)) {
-            let tokens = u64::from(session.last.tokens);
-            match (was_live, live) {
-                (false, true) => homed.live_tokens += tokens,
-                (true, false) => homed.live_tokens -= tokens,
-                (false, false) | (true, true) => {}
-            }
+        self.change(id, |session, _| session.live = live);
+    }
+
+    /// Changes a session, and what its home is told of it.
+    fn change(&mut self, id: SessionId, change: impl FnOnce(&mut Session, &mut Gaps)) {
+        let session = self
+            .sessions
+            .get_mut(&id)
+            .expect("only sessions that are remembered change");
+        let mut homed = session.home.and_then(|home| self.homed.get_mut(&home));
+        if let Some(homed) = &mut homed {
+            homed.remove(session);
+        }
+        change(session, &mut self.gaps);
+        if let Some(homed) = homed {
+            homed.add(session);
         }
     }
 
@@ -473,6 +551,13 @@ impl Sessions {
         let known: BTreeMap<_, _> = self.homed.iter().filter(|(_, homed)| homed.sessions > 0).collect();
         assert_eq!(known, homed.iter().collect(), "what lives at a worker adds up");
     }
+}
+
+/// Tokens at the prompt's beginning that other families show too.
+fn shared_tokens(family: u64, prompt: &Prompt, index: &ResidencyIndex) -> u32 {
+    let shared = index.shared_depth(family, &prompt.blocks) as u64;
+    let whole = prompt.blocks.len().max(1) as u64;
+    u32::try_from(u64::from(prompt.tokens) * shared / whole).map_or(prompt.tokens, |tokens| tokens.min(prompt.tokens))
 }
 
 /// How many blocks two prompts share from the start. Hashes are chained, so equality at one place means equality before it.

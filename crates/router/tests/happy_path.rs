@@ -70,7 +70,12 @@ fn ended(request: u64) -> Event {
 
 #[test]
 fn a_session_is_seeded_once_and_appends_from_then_on() {
-    let mut router = Router::new(RouterConfig::default());
+    let mut router = Router::new(RouterConfig {
+        policy: "homing:local_tokens=1024"
+            .parse()
+            .expect("the planner and a parameter of it"),
+        ..RouterConfig::default()
+    });
     actions(&mut router, 0, worker(0, Role::Prefill));
     actions(&mut router, 0, worker(1, Role::Decode));
     let first = actions(&mut router, 1, turn(0, 1_000));

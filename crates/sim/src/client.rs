@@ -71,6 +71,11 @@ impl Client {
         self.kept_session = decision.keeps_kv.then_some(decision.session);
     }
 
+    /// Whether its session moves from one decode worker to another, by the last plan.
+    pub(crate) fn moves(&self) -> bool {
+        self.path == Some(homing_report::Path::Migrate)
+    }
+
     /// Where it is decoded (its index), by the last plan.
     pub(crate) const fn decode_node(&self) -> Option<usize> {
         self.worker

@@ -54,9 +54,7 @@ async fn a_prefill_worker_that_is_gone_at_the_pull_is_no_error_of_the_clients() 
 
 /// Long tails are heavy, and any history is worth fetching.
 fn fetching(config: &mut GatewayConfig) {
-    config.router.policy = "homing:local_tokens=8:append_tokens=200:heavy=1000:fetch_s=0"
-        .parse()
-        .unwrap();
+    config.router.policy = "homing:local_tokens=8:append_tokens=200:fetch_s=0".parse().unwrap();
 }
 
 /// Three turns of one session: seeded, appended, and with a heavy tail.

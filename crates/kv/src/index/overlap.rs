@@ -61,6 +61,19 @@ impl ResidencyIndex {
             (entry.owners.len() == 1).then(|| (entry.owners[0], index + 1))
         })
     }
+
+    /// Blocks at the prompt's beginning that others than this family have shown too: boilerplate, as far as it is known.
+    /// Whoever owns a block owns those before it, so a binary search finds the end.
+    #[must_use]
+    pub fn shared_depth(&self, family: u64, hashes: &[BlockHash]) -> usize {
+        hashes.partition_point(|hash| {
+            let slot = self.names.get(hash);
+            slot.is_some_and(|slot| {
+                let entry = self.entry(*slot);
+                entry.base || entry.owners.iter().any(|owner| *owner != family)
+            })
+        })
+    }
 }
 
 /// The state of a walk after `depth` blocks.

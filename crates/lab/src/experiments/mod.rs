@@ -46,7 +46,7 @@ pub const ALL: [Experiment; 10] = [
 ];
 
 /// A figure of one run.
-type Get = fn(&Observed) -> Option<f64>;
+pub(crate) type Get = fn(&Observed) -> Option<f64>;
 
 /// A figure of each run of a setup.
 fn sample(results: &Results, setup: &Setup, figure: impl Fn(&Observed) -> Option<f64>) -> Sample {

@@ -3,6 +3,7 @@
 use crate::action::{Candidate, Fetch, Path};
 use crate::admission::{Account, Denied};
 use crate::event::{Leg, Role};
+use crate::speed::Speed;
 use homing_kv::BlockHash;
 use homing_units::{Duration, RequestId, SessionId, WorkerId};
 use std::collections::BTreeMap;
@@ -56,6 +57,17 @@ pub struct WorkerView {
     pub homed_sessions: u32,
     /// Tokens of the last prompts of those that were used lately.
     pub live_tokens: u64,
+    /// Tokens that these are expected to want of its pool, what others show too left out: all of those with a turn in flight,
+    /// and of the others the share that comes back as a rule; without this turn's own session.
+    pub live_own_tokens: u64,
+    /// Sessions that live there and were used lately; without this turn's own.
+    pub live_sessions: u32,
+    /// Tokens of its pool that its events say are cached; 0 where it says nothing.
+    pub cached_tokens: u64,
+    /// Whether it is known to keep in its host's memory what its pool evicts.
+    pub spills: bool,
+    /// How fast it is.
+    pub speed: Speed,
     /// Tokens of this prompt in its accelerator's memory.
     pub resident_tokens: u32,
     /// More of them in its host's memory.
@@ -70,6 +82,8 @@ pub struct WorkerView {
     pub denies_prefill: Option<Denied>,
     /// Why it cannot lend another what it holds of this prompt.
     pub denies_lend: Option<Denied>,
+    /// Why it cannot hand over what it holds of this turn, whatever its role; it computes what it lacks itself.
+    pub denies_export: Option<Denied>,
 }
 
 /// A turn.
@@ -87,8 +101,12 @@ pub struct TurnView {
     pub max_output_tokens: u32,
     /// Tokens that the router expects to be generated: a running mean, at most `max_output_tokens`.
     pub expected_output_tokens: u32,
+    /// Further turns that a session has after one of its turns, on average, as learnt.
+    pub expected_turns: f64,
     /// Tokens of a block.
     pub block_size: u32,
+    /// Tokens at the prompt's beginning that other families show too: boilerplate, as far as it is known.
+    pub shared_tokens: u32,
     /// The hash of the prompt's first block, and of the last block within its first 256 tokens; `None` where it has no
     /// whole block.
     pub prefix: Option<(BlockHash, BlockHash)>,
@@ -318,6 +336,17 @@ impl WorkerView {
         Plan {
             path: if appends { Path::Append } else { Path::Local },
             prefill: None,
+            decode: self.id,
+            fetch: None,
+        }
+    }
+
+    /// The plan in which `source`, which holds the session's history, hands it over.
+    #[must_use]
+    pub const fn moved_from(&self, source: WorkerId) -> Plan {
+        Plan {
+            path: Path::Migrate,
+            prefill: Some(source),
             decode: self.id,
             fetch: None,
         }

@@ -4,6 +4,7 @@ use super::spec::Parameters;
 use super::{Admission, Board, Policy, PolicyError, TurnView, WorkerView};
 use crate::admission::{Account, Denied};
 use crate::event::Role;
+use crate::speed::Speed;
 use homing_units::{Duration, RequestId, SessionId, WorkerId};
 
 /// An idle worker of 100,000 tokens.
@@ -24,6 +25,11 @@ pub(super) fn worker(id: u32, role: Role) -> WorkerView {
         recent_ttft_s: None,
         homed_sessions: 0,
         live_tokens: 0,
+        live_own_tokens: 0,
+        live_sessions: 0,
+        cached_tokens: 0,
+        spills: false,
+        speed: Speed::default(),
         resident_tokens: 0,
         host_tokens: 0,
         exclusive_tokens: 0,
@@ -31,6 +37,7 @@ pub(super) fn worker(id: u32, role: Role) -> WorkerView {
         denies_seed: unable(role.decodes()),
         denies_prefill: unable(role.prefills()),
         denies_lend: None,
+        denies_export: None,
     }
 }
 
@@ -52,7 +59,9 @@ pub(super) fn turn() -> TurnView {
         prompt_tokens: 20_000,
         max_output_tokens: 512,
         expected_output_tokens: 512,
+        expected_turns: 5.0,
         block_size: 16,
+        shared_tokens: 0,
         prefix: None,
         new_family: true,
         was_resident: false,

@@ -25,7 +25,10 @@ impl Router {
             return;
         };
         match (leg.leg, placed.plan.fetch) {
-            (Leg::Prefill, _) => self.learn_cached(leg.request, worker, placed.prefill_cached_tokens, cached_tokens),
+            (Leg::Prefill, _) => {
+                self.learn_cached(leg.request, worker, placed.prefill_cached_tokens, cached_tokens);
+                self.learn_prefill(leg.request, worker);
+            }
             (Leg::Lend, Some(fetch)) => self.learn_cached(leg.request, worker, fetch.tokens, cached_tokens),
             (Leg::Fetch, Some(fetch)) => self.links.worked(fetch.from, worker),
             (Leg::Lend | Leg::Fetch, None) | (Leg::Decode, _) => return,
@@ -44,7 +47,9 @@ impl Router {
                     worker.learn_ttft(ttft.as_secs_f64());
                 }
             }
+            self.learn_prefill(leg.request, placed.plan.decode);
             self.signal(leg.request, Signal::FirstToken);
+            self.watch_answer(leg.request, placed.plan.decode);
         }
     }
 
@@ -54,6 +59,7 @@ impl Router {
             self.works(decode);
             self.learn_cached(leg.request, decode, placed.decode_cached_tokens, usage.cached_tokens);
             self.learn_output(usage.output_tokens);
+            self.learn_answer(leg.request, decode, usage.output_tokens);
             self.predict(leg.request, decode);
             self.signal(leg.request, Signal::Finished);
         }
@@ -177,6 +183,8 @@ impl Router {
         self.enter(id, Phase::Prefilling);
         let prefill = self.plan(id).prefill.expect("a plan with a prefill leg says where");
         self.predict(id, prefill);
+        let lacks = self.requests[&id].prompt.tokens - self.placed(id).prefill_cached_tokens;
+        self.watch_prefill(id, prefill, lacks);
         self.dispatch(id, Leg::Prefill, prefill, KvUse::Export);
     }
 
@@ -188,6 +196,10 @@ impl Router {
         }
         self.enter(id, Phase::Connecting);
         self.predict(id, plan.decode);
+        if plan.prefill.is_none() {
+            let lacks = self.requests[&id].prompt.tokens - self.placed(id).decode_cached_tokens;
+            self.watch_prefill(id, plan.decode, lacks);
+        }
         let kv = plan.prefill.map_or(KvUse::Local, |from| KvUse::Import { from });
         self.dispatch(id, Leg::Decode, plan.decode, kv);
     }
@@ -345,8 +357,12 @@ impl Router {
         }));
     }
 
+    fn placed(&self, id: RequestId) -> Placed {
+        self.requests[&id].placed.expect("a request with legs has a plan")
+    }
+
     fn plan(&self, id: RequestId) -> crate::policies::Plan {
-        self.requests[&id].placed.expect("a request with legs has a plan").plan
+        self.placed(id).plan
     }
 
     fn fetch(&self, id: RequestId) -> Fetch {

@@ -8,22 +8,21 @@
 
 use super::Router;
 use crate::action::Path;
-use crate::admission::Denied;
+use crate::admission::{Account, Denied};
 use crate::fleet::Worker;
 use crate::handoff::Request;
 use crate::policies::{Board, Choice, Considered, Plan, TurnView, WorkerView};
-use homing_units::RequestId;
 
 /// The source computes at most this part of what the prefill worker would.
 const GAIN: u32 = 2;
 
 impl Router {
     /// The plan with the worker as its source that holds most of the session's history, where there is one.
-    pub(super) fn sourced(&self, id: RequestId, mut choice: Choice, board: &Board, turn: &TurnView) -> Choice {
+    pub(super) fn sourced(&self, mut choice: Choice, board: &Board, turn: &TurnView) -> Choice {
         let Some(plan) = choice.plan.filter(|_| self.config.migrate && turn.may_transfer) else {
             return choice;
         };
-        let Some(source) = self.source(id, plan, board, turn) else {
+        let Some(source) = Self::source(plan, board, turn) else {
             return choice;
         };
         let moved = Plan {
@@ -45,10 +44,9 @@ impl Router {
         choice
     }
 
-    fn source<'b>(&self, id: RequestId, plan: Plan, board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
+    fn source<'b>(plan: Plan, board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
         let prefill = board.worker(plan.prefill?)?;
         let decode = board.worker(plan.decode)?;
-        let request = &self.requests[&id];
         let gains = |worker: &&WorkerView| {
             worker.id != prefill.id
                 && worker.id != decode.id
@@ -57,18 +55,21 @@ impl Router {
                 && worker.lacks(turn).saturating_mul(GAIN) <= prefill.lacks(turn)
                 && board.link(worker.id, decode.id).failures == 0
         };
-        let hands_over = |worker: &&WorkerView| {
-            let record = self.fleet.get(worker.id);
-            record.is_some_and(|record| self.denies_export(record, request, worker.lacks(turn)).is_none())
-        };
+        let hands_over = |worker: &&WorkerView| worker.denies_export.is_none();
         let sources = board.workers.iter().filter(gains).filter(hands_over);
         sources.max_by_key(|worker| (worker.held_tokens(), std::cmp::Reverse(worker.id)))
     }
 
     /// Why a worker cannot hand over what it holds of a turn's prompt, whatever its role. `lacks` is what it would prefill.
-    fn denies_export(&self, worker: &Worker, request: &Request, lacks: u32) -> Option<Denied> {
-        let (account, limits) = (self.ledger.account(worker.info.id), &self.config.limits);
-        self.denies_all(worker, &account, request)
+    pub(super) fn denies_export(
+        &self,
+        worker: &Worker,
+        account: &Account,
+        request: &Request,
+        lacks: u32,
+    ) -> Option<Denied> {
+        let limits = &self.config.limits;
+        self.denies_all(worker, account, request)
             .or_else(|| (!worker.info.transfers || !worker.info.abilities.hands_over).then_some(Denied::Unable))
             .or_else(|| account.denies_append(lacks, limits))
             .or_else(|| account.denies_prefill(lacks, limits))

@@ -31,7 +31,9 @@ impl Router {
             prompt_tokens: request.prompt.tokens,
             max_output_tokens: request.max_output_tokens,
             expected_output_tokens: self.output_tokens(request.max_output_tokens),
+            expected_turns: self.sessions.expected_turns(),
             block_size: self.config.block_size,
+            shared_tokens: session.shared_tokens(),
             prefix: prefix(&request.prompt, self.config.block_size),
             new_family: session.turns == 1 && kin.len() == 1 && !request.streamed,
             was_resident: session.was_resident,
@@ -68,6 +70,8 @@ impl Router {
         let (resident_tokens, held_tokens) = (tokens(held.gpu_blocks), tokens(held.gpu_blocks + held.host_blocks));
         let exclusive = (held.exclusive_blocks * f64::from(self.config.block_size)) as u32;
         let homed = self.sessions.homed(info.id);
+        let others = self.sessions.homed_without(info.id, request.session);
+        let indexed = self.residency.index.worker_blocks(info.id);
         let load = worker.load.map(|(_, load)| load);
         let lacks = request.prompt.tokens - held_tokens;
         let account = self.ledger.account(info.id);
@@ -87,6 +91,12 @@ impl Router {
             recent_ttft_s: worker.recent_ttft_s,
             homed_sessions: homed.sessions,
             live_tokens: homed.live_tokens,
+            live_own_tokens: others.busy_own_tokens
+                + (others.idle_own_tokens as f64 * self.sessions.return_share()) as u64,
+            live_sessions: others.live_sessions,
+            cached_tokens: u64::from(indexed.gpu) * u64::from(self.config.block_size),
+            spills: indexed.host > 0,
+            speed: worker.steps.speed(),
             resident_tokens,
             host_tokens: held_tokens - resident_tokens,
             exclusive_tokens: if new_family { 0 } else { exclusive.min(held_tokens) },
@@ -94,6 +104,7 @@ impl Router {
             denies_seed,
             denies_prefill,
             denies_lend: self.denies_lend(worker, &account, request),
+            denies_export: self.denies_export(worker, &account, request, lacks),
         }
     }
 

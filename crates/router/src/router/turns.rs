@@ -51,6 +51,7 @@ impl Router {
             wants_room: false,
             failures: 0,
             transfer_failures: 0,
+            watch: None,
             avoid: BTreeSet::new(),
         };
         self.history.begin(self.now, &request);
@@ -183,16 +184,25 @@ impl Router {
             return;
         }
         let request = self.requests.get_mut(&id).expect("only a living request is planned");
-        request.wants_room = choice
+        // Who waits for sessions to end bars nobody: those that run on have to.
+        let crowded = choice
+            .considered
+            .iter()
+            .any(|plan| plan.denied == Some(Denied::Crowded));
+        let full = choice
             .considered
             .iter()
             .any(|plan| plan.denied.is_some_and(Denied::is_room));
+        request.wants_room = full && !crowded;
         self.queue.waits_for(request.deadline, id, choice.waits_for);
         if let Some(pause) = choice.pause {
             request.not_before = self.now + pause;
             self.queue.sleeps(request.deadline, id, request.not_before);
             let again = request.not_before.min(request.deadline);
             self.timers.set(Timer::Request(id), again);
+        }
+        if crowded {
+            self.sessions.pause(self.requests[&id].session);
         }
         self.history.waits(id, &choice.reason);
     }
@@ -201,7 +211,7 @@ impl Router {
     fn consider(&mut self, id: RequestId) -> (Board, Choice) {
         let (board, turn) = self.survey(id);
         let choice = board.aided(self.policy.choose(&board, &turn), &turn);
-        let choice = self.sourced(id, choice, &board, &turn);
+        let choice = self.sourced(choice, &board, &turn);
         (board, choice)
     }
 

@@ -49,6 +49,10 @@ pub struct WorkerStatus {
     pub homed_tokens: u64,
     /// Those of sessions that were used lately: the live demand on its pool.
     pub live_tokens: u64,
+    /// Stretches of requests that its speed was learnt from.
+    pub speed_observations: u32,
+    /// The usual relative error of their predicted durations.
+    pub speed_error: f64,
     /// Legs that reported cached tokens.
     pub cache_reports: u64,
     /// Cached prompt tokens that were expected of them.
@@ -268,6 +272,8 @@ impl Router {
             homed_sessions: homed.sessions,
             homed_tokens: homed.tokens,
             live_tokens: homed.live_tokens,
+            speed_observations: worker.steps.seen(),
+            speed_error: worker.steps.usual_error(),
             cache_reports: worker.cache.legs,
             cache_predicted_tokens: worker.cache.predicted_tokens,
             cache_reported_tokens: worker.cache.reported_tokens,

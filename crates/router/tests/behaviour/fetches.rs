@@ -5,7 +5,7 @@ use homing_router::action::{Fetch, KvUse};
 
 /// A session of 8,000 tokens at its home, most of it appended there; a turn with as much again is on its way.
 fn heavy() -> (Driver, RequestId, u32) {
-    let mut driver = Driver::with_workers("homing", &workers(&PD));
+    let mut driver = Driver::with_workers("homing:append_tokens=4096:local_tokens=1024", &workers(&PD));
     let session = SessionHint::Explicit(5);
     let (_, home) = served(&mut driver, session, prompt(1, 0, 100));
     for blocks in [300, 500] {
@@ -124,7 +124,7 @@ fn where_it_is_switched_off_the_history_is_computed() {
         fetch: false,
         ..RouterConfig::default()
     };
-    let mut driver = Driver::with_config("homing", config, &workers(&PD));
+    let mut driver = Driver::with_config("homing:append_tokens=4096:local_tokens=1024", config, &workers(&PD));
     let session = SessionHint::Explicit(5);
     for blocks in [100, 300, 500, 1_000] {
         served(&mut driver, session, prompt(1, 0, blocks));

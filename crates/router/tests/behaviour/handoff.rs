@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn when_one_side_fails_the_other_is_cancelled_at_once() {
     // The prefill worker dies while the KV is on its way.
-    let mut driver = Driver::with_workers("homing", &workers(&PD));
+    let mut driver = Driver::with_workers("homing:local_tokens=8", &workers(&PD));
     let request = driver.turn(RECOGNISE, prompt(1, 0, 500), 50);
     let prefill = driver.leg(request);
     let from = driver.legs[&prefill].worker;
@@ -30,7 +30,7 @@ fn when_one_side_fails_the_other_is_cancelled_at_once() {
 
 #[test]
 fn failed_transfers_are_retried_then_replanned_without_one() {
-    let mut driver = Driver::with_workers("homing", &workers(&PD));
+    let mut driver = Driver::with_workers("homing:local_tokens=8", &workers(&PD));
     let request = driver.turn(RECOGNISE, prompt(1, 0, 500), 50);
     let mut links = Vec::new();
     for _ in 0..2 {
@@ -131,7 +131,7 @@ fn a_hung_worker_is_cancelled_and_asked_where_to_resume() {
 
 #[test]
 fn each_phase_has_its_own_clock() {
-    let mut driver = Driver::with_workers("homing", &workers(&PD));
+    let mut driver = Driver::with_workers("homing:local_tokens=8", &workers(&PD));
     let request = driver.turn(RECOGNISE, prompt(1, 0, 500), 50);
     let slow = driver.leg(request);
     let first = driver.legs[&slow].worker;

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn turns_of_a_session_come_home_however_it_is_known() {
     for (policy, roles, first) in [
-        ("homing", &PD[..], Path::Seed),
+        ("homing:local_tokens=1024", &PD[..], Path::Seed),
         ("homing", &DP[..], Path::Local),
         ("dp-cache-aware", &DP[..], Path::Local),
     ] {
@@ -224,7 +224,11 @@ fn a_session_that_moves_takes_its_kv_along() {
             migrate,
             ..RouterConfig::default()
         };
-        let mut driver = Driver::with_config("homing:abs=0:rel=1.0", config, &workers(&PD));
+        let mut driver = Driver::with_config(
+            "homing:moves=off:margin=0:margin_s=0:local_tokens=1800",
+            config,
+            &workers(&PD),
+        );
         let session = SessionHint::Explicit(5);
         let (_, home) = served(&mut driver, session, prompt(1, 100, 100));
         // What was appended lies at its home only; what was seeded the prefill worker has, too.

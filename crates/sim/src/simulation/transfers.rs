@@ -105,7 +105,14 @@ impl Simulation<'_> {
         self.count_pull(&pull, outcome);
         self.remember_pull(puller, &pull, outcome);
         if let (Ok(()), Some(source)) = (outcome, pull.source) {
-            self.tell_engine(source.node, source.epoch, Input::ExportAck(source.engine_id));
+            // Moving is not copying: the session lives elsewhere now.
+            let moved = self.clients.get(&pull.request).is_some_and(|client| client.moves());
+            let ends = if moved {
+                Input::ReleaseExported
+            } else {
+                Input::ExportAck
+            };
+            self.tell_engine(source.node, source.epoch, ends(source.engine_id));
         }
         self.tell_engine(pull.to, pull.to_epoch, Input::ImportDone { id: puller, outcome });
     }

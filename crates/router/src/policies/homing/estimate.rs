@@ -1,0 +1,98 @@
+//! What the terms need to know of the fleet for one turn, worked out once for each worker.
+
+use super::HomingConfig;
+use crate::policies::{Board, TurnView, WorkerView};
+use crate::speed::{Speed, pairs};
+
+/// One turn before a fleet.
+#[derive(Debug)]
+pub(super) struct Estimate<'a> {
+    pub(super) config: &'a HomingConfig,
+    pub(super) board: &'a Board,
+    pub(super) turn: &'a TurnView,
+    /// One for each worker of the board, in its order.
+    pub(super) places: Vec<Place<'a>>,
+}
+
+/// A worker as a place for the turn.
+#[derive(Debug)]
+pub(super) struct Place<'a> {
+    pub(super) worker: &'a WorkerView,
+    pub(super) speed: Speed,
+    /// Requests that decode there or will before this one does.
+    pub(super) batch: f64,
+    /// Tokens of their contexts.
+    pub(super) context: f64,
+    /// Seconds until the prefill that is pending there is done.
+    pub(super) queue_s: f64,
+    /// Requests that decode there, on average, while a session lives there, without its own.
+    pub(super) company: f64,
+    /// How many times its pool is wanted by live sessions if this one lives there, what all share counted once.
+    pub(super) demand: f64,
+}
+
+impl<'a> Estimate<'a> {
+    pub(super) fn new(config: &'a HomingConfig, board: &'a Board, turn: &'a TurnView, busy_share: f64) -> Self {
+        let places = board.workers.iter().map(|worker| Place::new(worker, turn, busy_share));
+        Self {
+            config,
+            board,
+            turn,
+            places: places.collect(),
+        }
+    }
+
+    /// Tokens of the prompt that the place lacks, as far as that counts. Boilerplate alone draws no new session to a place: whoever has
+    /// it first would get them all, and each place pays for it once.
+    pub(super) fn lacks(&self, place: &Place<'_>) -> u32 {
+        if self.turn.new_family {
+            self.turn.prompt_tokens
+        } else {
+            place.worker.lacks(self.turn)
+        }
+    }
+
+    /// Tokens of the answer to reckon with.
+    pub(super) fn output(&self) -> f64 {
+        f64::from(self.turn.expected_output_tokens.max(1))
+    }
+}
+
+impl<'a> Place<'a> {
+    fn new(worker: &'a WorkerView, turn: &TurnView, busy_share: f64) -> Self {
+        let (speed, account) = (worker.speed, &worker.account);
+        let batch = f64::from(account.requests.saturating_sub(account.exports));
+        let context = account.reserved_tokens as f64;
+        let pending = (account.append_tokens + account.prefill_tokens) as f64;
+        let queue_s = speed.prefill_s(
+            pending,
+            account.pending_pairs as f64 * 1e6,
+            f64::from(account.decodes),
+            account.decode_tokens as f64,
+        );
+        let wanted = worker.live_own_tokens + u64::from(turn.prompt_tokens) + u64::from(turn.expected_output_tokens);
+        Self {
+            worker,
+            speed,
+            batch,
+            context,
+            queue_s,
+            company: busy_share * f64::from(worker.live_sessions),
+            demand: wanted as f64 / worker.kv_tokens.max(1) as f64,
+        }
+    }
+
+    /// How long this place takes to prefill so many tokens at the prompt's end, once it begins.
+    pub(super) fn prefill_s(&self, tokens: u32, prompt_tokens: u32) -> f64 {
+        let account = &self.worker.account;
+        let (batch, context) = (f64::from(account.decodes), account.decode_tokens as f64);
+        self.speed
+            .prefill_s(f64::from(tokens), pairs(tokens, prompt_tokens), batch, context)
+    }
+
+    /// What that prefill costs each request that decodes beside it.
+    pub(super) fn stall_s(&self, tokens: u32, prompt_tokens: u32) -> f64 {
+        self.speed
+            .stall_s(f64::from(tokens), pairs(tokens, prompt_tokens), self.batch)
+    }
+}

@@ -1,0 +1,187 @@
+//! Who could serve a turn, and how.
+//!
+//! Every decode worker alone; with a prefill worker, of those that would have it done first, which may pull the history before
+//! it prefills; and with the KV from where the session's history lies, if that is elsewhere. Sources are ranked once and only the first few are looked at for each
+//! decode worker, so a large fleet costs the sum of its workers and not the product.
+
+use super::cost::Cost;
+use super::estimate::{Estimate, Place};
+use super::terms;
+use crate::action::Fetch;
+use crate::admission::Denied;
+use crate::event::Role;
+use crate::policies::{Considered, TurnView};
+
+/// Prefill workers that are looked at for each decode worker: the first may have a bad link to it.
+const SOURCES: usize = 3;
+
+/// A plan with its price.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Priced {
+    pub(super) considered: Considered,
+    pub(super) cost: Cost,
+}
+
+/// Where a plan's KV comes from, if not from its decode worker itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source<'e, 'a> {
+    /// Who prefills what is lacking.
+    pub(super) place: &'e Place<'a>,
+    /// What it pulls before.
+    pub(super) fetch: Option<Fetch>,
+    /// It is the session's home, and hands it over.
+    hands_over: bool,
+}
+
+impl Source<'_, '_> {
+    /// Tokens that it prefills.
+    pub(super) fn lacks(&self, turn: &TurnView) -> u32 {
+        let fetched = self.fetch.map_or(0, |fetch| fetch.tokens);
+        turn.prompt_tokens
+            .saturating_sub(self.place.worker.held_tokens().max(fetched))
+    }
+}
+
+/// All plans worth a thought.
+pub(super) fn all(estimate: &Estimate<'_>) -> Vec<Priced> {
+    let prefillers = prefillers(estimate);
+    let holders = holders(estimate);
+    let mut plans = Vec::with_capacity(estimate.places.len() * 2);
+    for place in &estimate.places {
+        let receives = estimate.turn.may_transfer && receives(place);
+        let alone = priced(estimate, place, None);
+        let spared = receives && is_spared(estimate, place, &alone, &prefillers);
+        if !spared && !place.worker.denies_alone.is_some_and(Denied::is_lasting) {
+            plans.push(alone);
+        }
+        if !receives {
+            continue;
+        }
+        let able = prefillers.iter().filter(|source| spares(source, place));
+        plans.extend(able.take(SOURCES).map(|source| priced(estimate, place, Some(source))));
+        let more = |source: &&Source<'_, '_>| source.place.worker.held_tokens() > place.worker.held_tokens();
+        let holder = holders.iter().find(more);
+        plans.extend(holder.map(|source| priced(estimate, place, Some(source))));
+    }
+    plans
+}
+
+/// Whether a decode-only worker leaves the turn's prefill to a prefill worker: where it is more than its budget and they
+/// are not far behind.
+fn is_spared(estimate: &Estimate<'_>, place: &Place<'_>, alone: &Priced, prefillers: &[Source<'_, '_>]) -> bool {
+    place.worker.role == Role::Decode
+        && place.worker.lacks(estimate.turn) > budget(estimate, place)
+        && prefillers.iter().any(|source| {
+            spares(source, place)
+                && source.place.worker.denies_prefill.is_none()
+                && terms::first::prefilled_s(estimate, source) <= estimate.config.overflow * alone.cost.first_s
+        })
+}
+
+/// Tokens that a decode-only worker may prefill of the turn, where a prefill worker can do it.
+fn budget(estimate: &Estimate<'_>, place: &Place<'_>) -> u32 {
+    let holds = !estimate.turn.new_family && place.worker.exclusive_tokens > 0;
+    if holds {
+        estimate.config.append_tokens
+    } else {
+        estimate.config.local_tokens
+    }
+}
+
+/// Whether a place can take KV and decode with it, now or once it has room.
+fn receives(place: &Place<'_>) -> bool {
+    place.worker.transfers && !place.worker.denies_seed.is_some_and(Denied::is_lasting)
+}
+
+/// Whether a source may prefill for this place: a worker that could decode the turn itself is spared this, unless the place may
+/// not prefill all of it.
+fn spares(source: &Source<'_, '_>, place: &Place<'_>) -> bool {
+    let prefill = source.place.worker;
+    prefill.id != place.worker.id && (prefill.role == Role::Prefill || place.worker.role == Role::Decode)
+}
+
+/// Those that may prefill for others, the soonest done first; the first few pull the history where that is sooner.
+fn prefillers<'e, 'a>(estimate: &'e Estimate<'a>) -> Vec<Source<'e, 'a>> {
+    let able = |place: &&Place<'_>| !place.worker.denies_prefill.is_some_and(Denied::is_lasting);
+    let mut sources: Vec<(bool, f64, Source<'_, '_>)> = estimate
+        .places
+        .iter()
+        .filter(able)
+        .map(|place| {
+            let source = Source {
+                place,
+                fetch: None,
+                hands_over: false,
+            };
+            let denied = place.worker.denies_prefill.is_some();
+            (denied, terms::first::prefilled_s(estimate, &source), source)
+        })
+        .collect();
+    let order = |left: &(bool, f64, Source<'_, '_>), right: &(bool, f64, Source<'_, '_>)| {
+        left.0.cmp(&right.0).then(left.1.total_cmp(&right.1))
+    };
+    sources.sort_by(order);
+    for (_, plain_s, source) in sources.iter_mut().take(SOURCES) {
+        let fetch = estimate.board.fetchable(source.place.worker, estimate.turn);
+        let fetching = Source { fetch, ..*source };
+        let fetched_s = terms::first::prefilled_s(estimate, &fetching);
+        if fetch.is_some() && fetched_s < *plain_s {
+            (*plain_s, *source) = (fetched_s, fetching);
+        }
+    }
+    sources.sort_by(order);
+    sources.into_iter().map(|(.., source)| source).collect()
+}
+
+/// Those that hold the session's own history and may hand it over, the most first.
+fn holders<'e, 'a>(estimate: &'e Estimate<'a>) -> Vec<Source<'e, 'a>> {
+    let turn = estimate.turn;
+    if turn.new_family || !estimate.config.moves {
+        return Vec::new();
+    }
+    let holds = |place: &&Place<'_>| {
+        let worker = place.worker;
+        worker.exclusive_tokens > 0
+            && worker.denies_export.is_none()
+            && u64::from(worker.lacks(turn)) * 2 <= u64::from(turn.prompt_tokens)
+    };
+    let mut sources: Vec<Source<'_, '_>> = estimate
+        .places
+        .iter()
+        .filter(holds)
+        .map(|place| Source {
+            place,
+            fetch: None,
+            hands_over: true,
+        })
+        .collect();
+    sources.sort_by_key(|source| std::cmp::Reverse(source.place.worker.held_tokens()));
+    sources
+}
+
+/// The plan that ends at `place`: alone, or with KV from a source.
+fn priced(estimate: &Estimate<'_>, place: &Place<'_>, source: Option<&Source<'_, '_>>) -> Priced {
+    let (turn, worker) = (estimate.turn, place.worker);
+    let cost = terms::all(estimate, place, source);
+    let (plan, denied) = match source {
+        None => (worker.alone(turn), worker.denies_alone),
+        Some(source) if source.hands_over => (
+            worker.moved_from(source.place.worker.id),
+            worker.denies_seed.or(source.place.worker.denies_export),
+        ),
+        Some(source) => {
+            let plan = worker.seeded_by(source.place.worker.id, turn);
+            (
+                source.fetch.map_or(plan, |fetch| plan.fetching(fetch)),
+                worker.denies_seed.or(source.place.worker.denies_prefill),
+            )
+        }
+    };
+    let considered = Considered {
+        plan,
+        resident_tokens: worker.resident_tokens,
+        score: cost.total_s(),
+        denied,
+    };
+    Priced { considered, cost }
+}

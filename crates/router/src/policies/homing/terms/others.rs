@@ -1,0 +1,36 @@
+//! What those lose who decode beside the turn.
+//!
+//! ```text
+//! slower  batch * output / 2 * (step(batch + 1, context + prompt) - step(batch, context))
+//! stall   batch * stall(prefill), where the prefill runs
+//! ```
+//!
+//! One more request makes each step of the batch longer. It does so for as many tokens as both it and the other still have to
+//! come: of two answers whose remaining lengths are alike and memoryless, half the mean. The prefill makes the steps longer
+//! in which it takes part, and each of the batch waits for them: `Speed::stall_s`.
+
+use crate::policies::homing::estimate::{Estimate, Place};
+use crate::policies::homing::plans::Source;
+
+/// Seconds that others lose together.
+pub(in crate::policies::homing) fn seconds(
+    estimate: &Estimate<'_>,
+    place: &Place<'_>,
+    source: Option<&Source<'_, '_>>,
+) -> f64 {
+    slower_s(estimate, place) + stalled_s(estimate, place, source)
+}
+
+fn slower_s(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
+    let context = place.context + f64::from(estimate.turn.prompt_tokens);
+    let growth_s = place.speed.decode_s(place.batch + 1.0, context) - place.speed.decode_s(place.batch, place.context);
+    place.batch * estimate.output() / 2.0 * growth_s
+}
+
+fn stalled_s(estimate: &Estimate<'_>, place: &Place<'_>, source: Option<&Source<'_, '_>>) -> f64 {
+    let turn = estimate.turn;
+    match source {
+        None => place.batch * place.stall_s(estimate.lacks(place), turn.prompt_tokens),
+        Some(source) => source.place.batch * source.place.stall_s(source.lacks(turn), turn.prompt_tokens),
+    }
+}

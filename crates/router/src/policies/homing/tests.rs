@@ -1,0 +1,293 @@
+//! What the planner chooses, and what its terms come to.
+
+use super::estimate::Estimate;
+use super::*;
+use crate::action::Path;
+use crate::admission::Denied;
+use crate::event::Role;
+use crate::policies::testing::{board, turn};
+use crate::policies::{LinkView, Plan};
+use crate::speed::{Speed, pairs};
+use homing_units::{Duration, WorkerId};
+
+const PD: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
+const DP: [Role; 3] = [Role::Both; 3];
+
+/// A later turn of a session whose history of so many tokens worker `at` holds.
+fn later(board: &mut Board, at: usize, held: u32) -> TurnView {
+    board.workers[at].resident_tokens = held;
+    board.workers[at].exclusive_tokens = held / 2;
+    TurnView {
+        new_family: false,
+        was_resident: true,
+        home: Some(board.workers[at].id),
+        ..turn()
+    }
+}
+
+/// Worker `at` has so many requests of 20,000 tokens that decode.
+fn busy(board: &mut Board, at: usize, requests: u32) {
+    let worker = &mut board.workers[at];
+    worker.kv_tokens = 10_000_000;
+    worker.account.requests = requests;
+    worker.account.decodes = requests;
+    worker.account.decode_tokens = u64::from(requests) * 20_000;
+    worker.account.reserved_tokens = u64::from(requests) * 20_000;
+}
+
+/// Worker `at` has so many tokens of a long prompt to prefill.
+fn behind(board: &mut Board, at: usize, tokens: u32) {
+    let worker = &mut board.workers[at];
+    worker.account.requests += 1;
+    worker.account.pending_pairs = (pairs(tokens, tokens) / 1e6) as u64;
+    if worker.role == Role::Prefill {
+        worker.account.prefill_tokens = u64::from(tokens);
+    } else {
+        worker.account.append_tokens = u64::from(tokens);
+    }
+}
+
+#[track_caller]
+fn check<const N: usize>(
+    roles: [Role; N],
+    set: impl FnOnce(&mut Board) -> TurnView,
+    expected: Option<(Path, Option<u32>, u32)>,
+) -> String {
+    let mut board = board(roles);
+    let turn = set(&mut board);
+    let choice = Homing::new(HomingConfig::default()).choose(&board, &turn);
+    let plan = choice
+        .plan
+        .map(|plan: Plan| (plan.path, plan.prefill.map(|id| id.0), plan.decode.0));
+    assert_eq!(plan, expected, "{} {:?}", choice.reason, choice.considered);
+    if let Some(plan) = choice.plan {
+        assert_eq!(choice.considered[0].plan, plan, "the chosen one comes first");
+    }
+    choice.reason
+}
+
+#[test]
+fn what_a_worker_holds_is_appended_there() {
+    let reason = check(PD, |board| later(board, 3, 19_000), Some((Path::Append, None, 3)));
+    assert!(reason.starts_with("at home: first 0.0"), "{reason}");
+    check(DP, |board| later(board, 2, 19_000), Some((Path::Append, None, 2)));
+    // Others that are idle draw nobody away.
+    let company = |board: &mut Board| {
+        busy(board, 2, 3);
+        later(board, 2, 19_000)
+    };
+    check(DP, company, Some((Path::Append, None, 2)));
+}
+
+#[test]
+fn a_heavy_tail_goes_where_it_harms_least() {
+    // Half of 20,000 tokens are lacking: more than a decode worker's budget.
+    check(PD, |board| later(board, 3, 10_000), Some((Path::Reseed, Some(0), 3)));
+    // Beside 20 others it would stall them for a third of a second each.
+    let crowd = |board: &mut Board| {
+        busy(board, 3, 20);
+        busy(board, 2, 20);
+        later(board, 3, 10_000)
+    };
+    check(PD, crowd, Some((Path::Reseed, Some(0), 3)));
+    // Far behind, the prefill workers do not help.
+    let far_behind = |board: &mut Board| {
+        behind(board, 0, 90_000);
+        behind(board, 1, 90_000);
+        busy(board, 3, 4);
+        busy(board, 2, 4);
+        later(board, 3, 10_000)
+    };
+    check(PD, far_behind, Some((Path::Append, None, 3)));
+}
+
+#[test]
+fn without_a_home_the_least_cost_wins() {
+    let crowd = |board: &mut Board| {
+        busy(board, 2, 8);
+        busy(board, 3, 8);
+        turn()
+    };
+    check(PD, crowd, Some((Path::Seed, Some(0), 2)));
+    let queued = |board: &mut Board| {
+        behind(board, 0, 20_000);
+        crowd(board)
+    };
+    check(PD, queued, Some((Path::Seed, Some(1), 2)));
+    let failing = |board: &mut Board| {
+        let link = LinkView {
+            transfers: 0,
+            failures: 1,
+        };
+        board.links.insert((WorkerId(0), WorkerId(2)), link);
+        crowd(board)
+    };
+    check(PD, failing, Some((Path::Seed, Some(1), 2)));
+    let no_transfer = |board: &mut Board| TurnView {
+        may_transfer: false,
+        ..crowd(board)
+    };
+    check(PD, no_transfer, Some((Path::Local, None, 2)));
+    check(DP, |_| turn(), Some((Path::Local, None, 0)));
+    let lived_in = |board: &mut Board| {
+        board.workers[0].live_sessions = 1;
+        board.workers[1].live_sessions = 2;
+        turn()
+    };
+    check(DP, lived_in, Some((Path::Local, None, 2)));
+}
+
+#[test]
+fn boilerplate_never_decides_where_a_session_lives() {
+    let boilerplate = |board: &mut Board| {
+        board.workers[2].resident_tokens = 15_000;
+        board.workers[2].live_sessions = 1;
+        turn()
+    };
+    check(DP, boilerplate, Some((Path::Local, None, 0)));
+}
+
+#[test]
+fn a_home_is_left_with_the_kv_when_that_pays() {
+    let crowded = |requests: u32| {
+        move |board: &mut Board| {
+            busy(board, 0, 2);
+            busy(board, 1, 2);
+            busy(board, 2, requests);
+            TurnView {
+                prompt_tokens: 80_000,
+                ..later(board, 2, 79_500)
+            }
+        }
+    };
+    check(DP, crowded(6), Some((Path::Append, None, 2)));
+    let reason = check(DP, crowded(60), Some((Path::Migrate, Some(2), 0)));
+    assert!(reason.starts_with("leaves home"), "{reason}");
+    let alone = |board: &mut Board| TurnView {
+        may_transfer: false,
+        ..crowded(200)(board)
+    };
+    check(DP, alone, Some((Path::Local, None, 0)));
+}
+
+#[test]
+fn a_home_without_room_is_waited_for_as_long_as_leaving_costs_more() {
+    let full = |waited_ms: u64| {
+        move |board: &mut Board| {
+            let turn = later(board, 2, 19_000);
+            board.workers[2].denies_alone = Some(Denied::PoolFull);
+            board.workers[2].denies_export = Some(Denied::PoolFull);
+            TurnView {
+                waited: Duration::from_millis(waited_ms),
+                ..turn
+            }
+        }
+    };
+    // Computing 19,000 tokens anew takes about half a second more.
+    check(DP, full(200), None);
+    check(DP, full(1_000), Some((Path::Local, None, 0)));
+    let dead = |board: &mut Board| {
+        let turn = later(board, 2, 19_000);
+        board.workers[2].denies_alone = Some(Denied::Dead);
+        board.workers[2].denies_export = Some(Denied::Dead);
+        turn
+    };
+    check(DP, dead, Some((Path::Local, None, 0)));
+}
+
+#[test]
+fn a_session_waits_while_each_pool_is_wanted_by_those_who_are_expected_back() {
+    let wanted = |tokens: [u64; 3], waited_s: u64| {
+        move |board: &mut Board| {
+            for (worker, tokens) in board.workers.iter_mut().zip(tokens) {
+                worker.live_own_tokens = tokens;
+                worker.live_sessions = 3;
+            }
+            TurnView {
+                waited: Duration::from_secs(waited_s),
+                ..turn()
+            }
+        }
+    };
+    check(DP, wanted([90_000; 3], 0), None);
+    check(DP, wanted([90_000, 60_000, 90_000], 0), Some((Path::Local, None, 1)));
+    check(DP, wanted([95_000, 90_000, 96_000], 200), Some((Path::Local, None, 1)));
+    // What lies in host memory comes back fast: nobody waits.
+    let spilling = |board: &mut Board| {
+        board.workers.iter_mut().for_each(|worker| worker.spills = true);
+        wanted([90_000; 3], 0)(board)
+    };
+    check(DP, spilling, Some((Path::Local, None, 0)));
+    // Whoever holds the history goes on.
+    let holds = |board: &mut Board| {
+        let turn = wanted([90_000; 3], 0)(board);
+        TurnView {
+            waited: turn.waited,
+            ..later(board, 1, 15_000)
+        }
+    };
+    check(DP, holds, Some((Path::Append, None, 1)));
+}
+
+#[test]
+fn decode_workers_may_be_spared_whatever_it_costs() {
+    let mut board = board(PD);
+    let config = HomingConfig {
+        local_tokens: 8,
+        ..HomingConfig::default()
+    };
+    let short = TurnView {
+        prompt_tokens: 100,
+        ..turn()
+    };
+    let path = |board: &Board| Homing::new(config).choose(board, &short).plan.map(|plan| plan.path);
+    assert_eq!(path(&board), Some(Path::Seed));
+    board.workers.retain(|worker| worker.role == Role::Decode);
+    assert_eq!(path(&board), Some(Path::Local));
+}
+
+#[test]
+fn the_terms_are_what_their_derivations_say() {
+    let mut board = board(DP);
+    busy(&mut board, 1, 10);
+    let turn = later(&mut board, 1, 15_000);
+    let config = HomingConfig::default();
+    let estimate = Estimate::new(&config, &board, &turn, 0.5);
+    let (speed, place) = (Speed::default(), &estimate.places[1]);
+    let cost = terms::all(&estimate, place, None);
+    let near = |got: f64, expected: f64| assert!((got - expected).abs() < 1e-9, "{got}, expected {expected}");
+    let tail = pairs(5_000, 20_000);
+    near(cost.first_s, speed.prefill_s(5_000.0, tail, 10.0, 200_000.0));
+    near(cost.own_s, 512.0 * speed.decode_s(11.0, 220_000.0));
+    let slower = speed.decode_s(11.0, 220_000.0) - speed.decode_s(10.0, 200_000.0);
+    near(
+        cost.others_s,
+        10.0 * (256.0 * slower + speed.stall_s(5_000.0, tail, 10.0)),
+    );
+    near(cost.evict_s, 0.0);
+    let holder = plans::all(&estimate)
+        .into_iter()
+        .find(|plan| plan.considered.plan.path == Path::Migrate);
+    let source = holder.expect("the history can be moved").cost;
+    let moved = speed.front_s + speed.setup_s + 20_000.0 * speed.moved_token_s;
+    near(source.first_s, cost.first_s + moved);
+    near(source.others_s, 10.0 * speed.stall_s(5_000.0, tail, 10.0));
+}
+
+#[test]
+fn what_is_displaced_counts_as_far_as_it_is_wanted_again() {
+    let evict = |live: u64, cached: u64, spills: bool| {
+        let mut board = board(DP);
+        board.workers[0].live_own_tokens = live;
+        board.workers[0].cached_tokens = cached;
+        board.workers[0].spills = spills;
+        let (config, turn) = (HomingConfig::default(), turn());
+        let estimate = Estimate::new(&config, &board, &turn, 0.0);
+        terms::all(&estimate, &estimate.places[0], None).evict_s
+    };
+    assert_eq!(evict(90_000, 0, false), 0.0, "there is room yet");
+    assert_eq!(evict(70_000, 100_000, false), 0.0, "nobody wants it again");
+    let (some, all) = (evict(85_000, 100_000, false), evict(300_000, 100_000, false));
+    assert!(0.0 < some && some < all, "{some} {all}");
+    assert!(evict(300_000, 100_000, true) < all / 4.0, "a reload is faster");
+}
