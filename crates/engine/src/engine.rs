@@ -192,6 +192,9 @@ impl Engine {
         if (tokens - 1).div_ceil(u64::from(self.config.block_size)) > u64::from(self.config.kv_blocks) {
             return Err(Reject::PoolTooSmall);
         }
+        if self.refuses_correction(submit) {
+            return Err(Reject::Invalid);
+        }
         if self.waiting.len() + self.offered.len() >= self.config.max_waiting {
             return Err(Reject::QueueFull);
         }

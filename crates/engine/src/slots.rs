@@ -18,7 +18,7 @@
 //!
 //! Without slots (`EngineKind::Block`) nothing here does anything.
 
-use crate::api::{Crash, EngineKind, Output, SlotConfig, Transfer, TrimRule, Trimmed};
+use crate::api::{Crash, EngineKind, Output, SlotConfig, Submit, Transfer, TrimRule, Trimmed};
 use crate::engine::Engine;
 use crate::sequence::Sequence;
 use homing_kv::BlockId;
@@ -49,6 +49,13 @@ struct Slot {
     blocks: Vec<BlockId>,
     tokens: u32,
     last_used: u64,
+}
+
+impl Slot {
+    /// Whether it holds more than the prompt of a request that would go on from it.
+    fn is_beyond(&self, transfer: Transfer, prompt_tokens: u32) -> bool {
+        transfer == Transfer::None && prompt_tokens < self.tokens
+    }
 }
 
 impl Slots {
@@ -96,7 +103,7 @@ impl Slots {
         let slot = self.by_session.get(&session)?;
         self.idle.remove(&(slot.last_used, session));
         let fill_tokens = sequence.prompt.tokens;
-        let crashes = config.correction_crash && sequence.transfer == Transfer::None && fill_tokens < slot.tokens;
+        let crashes = config.correction_crash && slot.is_beyond(sequence.transfer, fill_tokens);
         crashes.then_some(Crash::Correction {
             fill_tokens,
             prefix_tokens: slot.tokens,
@@ -196,6 +203,13 @@ impl Engine {
     #[must_use]
     pub fn has_slot(&self, session: SessionId) -> bool {
         self.slots.has(session)
+    }
+
+    /// Whether a request is turned away because its prompt is shorter than what its session's slot holds.
+    pub(crate) fn refuses_correction(&self, submit: &Submit) -> bool {
+        let refuses = self.slots.config.is_some_and(|config| config.correction_refused);
+        let slot = submit.session.and_then(|session| self.slots.by_session.get(&session));
+        refuses && slot.is_some_and(|slot| slot.is_beyond(submit.transfer, submit.prompt.tokens))
     }
 
     /// A request comes. What the engine dies of, if it does.

@@ -28,11 +28,15 @@ pub enum LogKind {
     Evictions,
     /// One line a worker and sample: [`WorkerSampleLine`].
     WorkerSamples,
+    /// One line each time that a worker's state changes: [`WorkerEventLine`].
+    WorkerEvents,
+    /// One line a sample of what the router knows and has booked: [`RouterSampleLine`].
+    RouterSamples,
 }
 
 impl LogKind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Requests,
         Self::Decisions,
         Self::AdmissionEvents,
@@ -41,6 +45,8 @@ impl LogKind {
         Self::KvTransfers,
         Self::Evictions,
         Self::WorkerSamples,
+        Self::WorkerEvents,
+        Self::RouterSamples,
     ];
 
     /// The kind's name.
@@ -55,6 +61,8 @@ impl LogKind {
             Self::KvTransfers => "kv-transfers",
             Self::Evictions => "evictions",
             Self::WorkerSamples => "worker-samples",
+            Self::WorkerEvents => "worker-events",
+            Self::RouterSamples => "router-samples",
         }
     }
 
@@ -241,6 +249,9 @@ pub struct AdmissionLine {
     pub queue_length: u32,
     /// Why, in a few words.
     pub reason: String,
+    /// How long the worker took to answer, where it was asked before the turn was sent; null where the answer was at hand.
+    #[serde(default)]
+    pub answered_s: Option<f64>,
 }
 
 /// Somebody was told to wait.
@@ -294,6 +305,30 @@ pub struct TransferLine {
     pub duration_s: f64,
     /// Why it failed; null where it did not.
     pub error: Option<String>,
+    /// How far it had come when it failed, and how long its clock had run; null where it did not fail, or nobody says.
+    #[serde(default)]
+    pub failed: Option<FailedTransfer>,
+}
+
+/// How far a transfer had come when it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FailedTransfer {
+    /// In which phase.
+    pub phase: TransferPhase,
+    /// How long the clock that ended it had run, in seconds; null where no clock did.
+    pub clock_s: Option<f64>,
+}
+
+/// The phases of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransferPhase {
+    /// The receiver has no room for it yet.
+    Queued,
+    /// The receiver has room, the KV is being computed.
+    Prefilling,
+    /// The KV is ready.
+    Ready,
 }
 
 /// A worker evicted cached KV.
@@ -360,6 +395,67 @@ pub struct WorkerSampleLine {
     pub prefill_tokens_pending: u64,
 }
 
+/// What a worker's state has changed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerChange {
+    /// The router knows what it holds.
+    Exact,
+    /// The router assumes what it holds, or misses events.
+    Degraded,
+    /// The router does not reach it and sends nothing new.
+    Suspect,
+    /// The router takes it for dead.
+    Dead,
+    /// Its process has died.
+    Crashed,
+    /// Its process was started again.
+    Restarted,
+}
+
+/// A worker's state has changed, by its own account or by the router's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkerEventLine {
+    /// When.
+    pub t: f64,
+    /// The worker.
+    pub worker: String,
+    /// To what.
+    pub change: WorkerChange,
+    /// What it died of and the like, where it is known.
+    pub reason: Option<String>,
+}
+
+/// What the router knows and has booked at one time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RouterSampleLine {
+    /// When.
+    pub t: f64,
+    /// Requests in its queue.
+    pub queue_length: u32,
+    /// Sessions that it remembers.
+    pub sessions: u64,
+    /// Each worker, in the order of the cluster.
+    pub workers: Vec<BookedLine>,
+}
+
+/// What the router takes a worker to do and to hold.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BookedLine {
+    /// The worker.
+    pub worker: String,
+    /// Requests that are booked there.
+    pub requests: u32,
+    /// Of these, requests whose KV is to come from elsewhere and is not there yet: the worker may not know of them.
+    pub seeds: u32,
+    /// Prompts whose KV is held there until it is fetched.
+    pub exports: u32,
+    /// KV tokens that are reserved for them.
+    pub reserved_tokens: u64,
+    /// Tokens of KV that the index says lie in its pool.
+    pub indexed_tokens: u64,
+}
+
 macro_rules! log_line {
     ($($line:ty => $kind:ident),* $(,)?) => {
         $(impl LogLine for $line {
@@ -377,6 +473,8 @@ log_line! {
     TransferLine => KvTransfers,
     EvictionLine => Evictions,
     WorkerSampleLine => WorkerSamples,
+    WorkerEventLine => WorkerEvents,
+    RouterSampleLine => RouterSamples,
 }
 
 #[cfg(test)]
@@ -467,9 +565,10 @@ mod tests {
                 free_tokens: Some(100),
                 queue_length: 1,
                 reason: "no room".to_owned(),
+                answered_s: Some(0.25),
             },
             "admission-events.jsonl",
-            r#"{"t":1.5,"request":7,"worker":"d0","admission":"queued","wanted_tokens":900,"free_tokens":100,"queue_length":1,"reason":"no room"}"#,
+            r#"{"t":1.5,"request":7,"worker":"d0","admission":"queued","wanted_tokens":900,"free_tokens":100,"queue_length":1,"reason":"no room","answered_s":0.25}"#,
         );
         check(
             &BackpressureLine {
@@ -509,9 +608,18 @@ mod tests {
                 bytes: Some(6_291_456),
                 duration_s: 0.01,
                 error: None,
+                failed: None,
             },
             "kv-transfers.jsonl",
-            r#"{"t":1.5,"request":7,"from":"p0","to":"d0","tokens":64,"bytes":6291456,"duration_s":0.01,"error":null}"#,
+            r#"{"t":1.5,"request":7,"from":"p0","to":"d0","tokens":64,"bytes":6291456,"duration_s":0.01,"error":null,"failed":null}"#,
+        );
+        let failed = FailedTransfer {
+            phase: TransferPhase::Ready,
+            clock_s: Some(32.0),
+        };
+        assert_eq!(
+            serde_json::to_string(&failed).expect("plain data"),
+            r#"{"phase":"ready","clock_s":32.0}"#
         );
         check(
             &EvictionLine {
@@ -545,6 +653,37 @@ mod tests {
             },
             "worker-samples.jsonl",
             r#"{"t":1.5,"worker":"d0","running":1,"waiting":2,"importing":3,"exporting":4,"kv_tokens":100,"kv_tokens_used":60,"kv_tokens_cached":30,"prefill_tokens_pending":5}"#,
+        );
+    }
+
+    #[test]
+    fn what_becomes_of_workers_has_a_fixed_form() {
+        check(
+            &WorkerEventLine {
+                t: 1.5,
+                worker: "d0".to_owned(),
+                change: WorkerChange::Crashed,
+                reason: Some("killed".to_owned()),
+            },
+            "worker-events.jsonl",
+            r#"{"t":1.5,"worker":"d0","change":"crashed","reason":"killed"}"#,
+        );
+        check(
+            &RouterSampleLine {
+                t: 1.5,
+                queue_length: 1,
+                sessions: 2,
+                workers: vec![BookedLine {
+                    worker: "d0".to_owned(),
+                    requests: 3,
+                    seeds: 1,
+                    exports: 2,
+                    reserved_tokens: 400,
+                    indexed_tokens: 500,
+                }],
+            },
+            "router-samples.jsonl",
+            r#"{"t":1.5,"queue_length":1,"sessions":2,"workers":[{"worker":"d0","requests":3,"seeds":1,"exports":2,"reserved_tokens":400,"indexed_tokens":500}]}"#,
         );
     }
 }

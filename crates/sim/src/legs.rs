@@ -62,6 +62,17 @@ pub(crate) enum Piece {
     Ended(LegUsage),
 }
 
+impl Leg {
+    /// Whether its worker does nothing for it but wait for the worker of the other leg: for KV, or for KV to be fetched.
+    pub(crate) const fn waits_for_its_peer(&self) -> bool {
+        match self.kv {
+            KvUse::Import { .. } => self.arrived && self.sampled == 0,
+            KvUse::Export => self.exported,
+            KvUse::Local => false,
+        }
+    }
+}
+
 /// All legs, by the engine's id and by the router's.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Legs {

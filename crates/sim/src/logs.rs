@@ -37,6 +37,11 @@ impl Logs {
         self.texts.get(&kind).map_or("", String::as_str)
     }
 
+    /// Whether lines are kept.
+    pub(crate) const fn are_wanted(&self) -> bool {
+        self.enabled
+    }
+
     /// Adds a line. It is made only if logs were asked for.
     pub(crate) fn add<L: LogLine>(&mut self, line: impl FnOnce() -> L) {
         if self.enabled {

@@ -54,6 +54,7 @@ pub(crate) struct Node {
     noise: Noise,
     next_batch: u64,
     kept: VecDeque<KvBatch>,
+    hides_restarts: bool,
 }
 
 /// What a worker counted over all its lives.
@@ -104,6 +105,7 @@ impl Node {
             config,
             next_batch: 0,
             kept: VecDeque::new(),
+            hides_restarts: cluster.stack.defects.hides_restarts,
         }
     }
 
@@ -113,13 +115,18 @@ impl Node {
             id: self.id,
             name: self.spec.name.clone(),
             role: self.spec.role,
-            epoch: self.epoch,
+            epoch: self.told_epoch(),
             kv_tokens: u64::from(self.config.kv_blocks) * u64::from(self.config.block_size),
             max_context_tokens: self.config.max_context_tokens,
             transfers: true,
             kv_events: true,
             abilities: Abilities::default(),
         }
+    }
+
+    /// The life that it says it lives.
+    pub(crate) const fn told_epoch(&self) -> BootEpoch {
+        if self.hides_restarts { BootEpoch(1) } else { self.epoch }
     }
 
     /// What a load probe answers; `None` while it is down.
@@ -185,7 +192,7 @@ impl Node {
     pub(crate) fn batch(&mut self, changes: Vec<KvChange>) -> KvBatch {
         let batch = KvBatch {
             worker: self.id,
-            epoch: self.epoch,
+            epoch: self.told_epoch(),
             sequence: self.next_batch,
             updates: changes.into_iter().map(update).collect(),
         };
@@ -279,6 +286,9 @@ fn host_blocks(cluster: &Cluster, block_size: u32) -> u32 {
 fn wait_for_transfers(mut config: EngineConfig, stack: &Stack) -> EngineConfig {
     if stack.order == Order::DecodeFirst {
         config.import_timeout = config.import_timeout.max(WAIT_FOR_PREFILL);
+    }
+    if let Some(lease) = stack.lease {
+        config.export_lease = lease;
     }
     if let Some(timeout) = stack.transfer_timeout {
         let outlasts = timeout.saturating_add(AFTER_TIMEOUT);

@@ -33,6 +33,39 @@ pub struct Stack {
     pub dead_peers: Option<Duration>,
     /// Admission inside the scheduler's loop; without it a snapshot answers, which costs nothing.
     pub admission: Option<LoopAdmission>,
+    /// From when on the transfer timeout runs for a handshake.
+    pub clock: HandshakeClock,
+    /// How long a prefill worker holds KV for a decode worker that does not fetch it; `None` for the engine's 30 s. vLLM held
+    /// it for 480 s before it had leases.
+    pub lease: Option<Duration>,
+    /// What users of other systems report.
+    pub defects: Defects,
+}
+
+/// From when on the transfer timeout runs for a handshake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HandshakeClock {
+    /// From the request's being sent: it counts the time in which the decode worker has no room, too.
+    #[default]
+    Sent,
+    /// From the decode worker's having made room.
+    Room,
+}
+
+/// What users of other systems report, each off by default. The failure mode that each one makes is in `homing-doctor`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Defects {
+    /// When one leg is given up, the worker of the other hears of it only after so long, or when the KV has arrived: a decode
+    /// worker that waits for KV goes on waiting with its blocks taken, and a prefill worker goes on holding the KV.
+    pub abort_heard_after: Option<Duration>,
+    /// A decode worker whose KV does not arrive computes the prompt itself and says nothing.
+    pub recomputes: bool,
+    /// A worker that was restarted does not say so: it goes by the boot epoch of its first life.
+    pub hides_restarts: bool,
+    /// Workers do not announce what they evict.
+    pub hides_removals: bool,
+    /// A client that hangs up is lost on the way to the router's core: connections are closed, bookings stay.
+    pub loses_cancels: bool,
 }
 
 /// Which worker begins with a seed.

@@ -65,6 +65,8 @@ pub struct SlotConfig {
     /// Whether a request whose prompt is shorter than what its session's slot holds kills the engine, as the prototype's
     /// streaming-session correction did; otherwise it is served like any other.
     pub correction_crash: bool,
+    /// Whether such a request is turned away before it can do that, as the prototype's pre-filter did.
+    pub correction_refused: bool,
 }
 
 /// When an idle slot is trimmed for a seed that waits. The papers say that the queue of seeds triggers it on finding
@@ -87,6 +89,7 @@ impl Default for SlotConfig {
             reserve_tokens_per_running: 512,
             trim: TrimRule::NoRoom,
             correction_crash: false,
+            correction_refused: false,
         }
     }
 }

@@ -123,6 +123,7 @@ fn kind() -> impl Strategy<Value = EngineKind> {
                 TrimRule::NoRoom
             },
             correction_crash: false,
+            correction_refused: false,
         })
     });
     prop_oneof![2 => Just(EngineKind::Block), 1 => Just(EngineKind::Vllm), 3 => slots]

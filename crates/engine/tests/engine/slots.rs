@@ -18,6 +18,7 @@ struct Rig {
     imports: Vec<Import>,
     ended: Vec<(RequestId, FinishReason)>,
     crashed: bool,
+    refused: Vec<RequestId>,
 }
 
 impl Rig {
@@ -35,6 +36,7 @@ impl Rig {
             imports: Vec::new(),
             ended: Vec::new(),
             crashed: false,
+            refused: Vec::new(),
         }
     }
 
@@ -95,7 +97,8 @@ impl Rig {
                     Output::Crashed { .. } => self.crashed = true,
                     Output::Kv(_) | Output::Preempted { .. } | Output::Exported(_) => {}
                     Output::Reload(_) => panic!("slots have no host tier"),
-                    Output::ExportEnded { .. } | Output::Rejected { .. } => panic!("not expected: {output:?}"),
+                    Output::Rejected { id, .. } => self.refused.push(id),
+                    Output::ExportEnded { .. } => panic!("not expected: {output:?}"),
                 }
             }
             self.engine.check_invariants();
@@ -226,12 +229,15 @@ fn by_the_other_reading_a_seed_waits_beside_idle_slots() {
 
 #[test]
 fn a_prompt_shorter_than_its_slot_kills_the_engine_only_where_that_is_asked_for() {
-    for crash in [true, false] {
-        let mut rig = Rig::new(slots(|config| config.correction_crash = crash));
+    for (crash, refused) in [(true, false), (false, false), (false, true), (true, true)] {
+        let mut rig = Rig::new(slots(|config| {
+            (config.correction_crash, config.correction_refused) = (crash, refused);
+        }));
         rig.seeded(1, 40);
         rig.append(1, 41);
-        assert!(!rig.crashed);
-        rig.append(1, 39);
-        assert_eq!(rig.crashed, crash);
+        assert!(!rig.crashed && rig.refused.is_empty());
+        let shorter = rig.append(1, 39);
+        assert_eq!(rig.crashed, crash && !refused);
+        assert_eq!(rig.refused == [shorter], refused);
     }
 }

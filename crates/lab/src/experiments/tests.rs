@@ -121,6 +121,7 @@ pub(super) fn failed(from: &str, to: &str, error: &str) -> TransferLine {
         bytes: None,
         duration_s: 0.0,
         error: Some(error.to_owned()),
+        failed: None,
     }
 }
 

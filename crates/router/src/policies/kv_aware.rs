@@ -34,6 +34,7 @@
 //! | `backpressure` | `off` | report §3, `enable-backpressure` |
 //! | `max_pause` | 2 s | report §3, `backpressure-max-pause-s` |
 //! | `prefill` | `round-robin` | report §5; `healthy` is the repair that it proposes |
+//! | `affinity` | `soft` | `hard` waits for a worker that is gone, as users of other routers report (dynamo#11447) |
 //!
 //! The transfer timeout is the engine's, not the router's.
 //!
@@ -100,6 +101,8 @@ pub struct KvAwareConfig {
     pub max_pause: Duration,
     /// Whether prefill workers are chosen by their transfers and failures, and not in turn.
     pub healthy_prefill: bool,
+    /// Whether a session's turns wait for its decode worker where that is gone, instead of being placed anew.
+    pub hard_affinity: bool,
 }
 
 impl Default for KvAwareConfig {
@@ -117,6 +120,7 @@ impl Default for KvAwareConfig {
             backpressure: false,
             max_pause: Duration::from_secs(2),
             healthy_prefill: false,
+            hard_affinity: false,
         }
     }
 }
@@ -140,6 +144,7 @@ impl KvAwareConfig {
             max_pause: parameters.seconds("max_pause", default.max_pause)?,
             healthy_prefill: parameters.choice("prefill", "`round-robin` or `healthy`", &["round-robin", "healthy"])?
                 == "healthy",
+            hard_affinity: parameters.choice("affinity", "`soft` or `hard`", &["soft", "hard"])? == "hard",
         })
     }
 }
@@ -169,6 +174,9 @@ struct Admittance {
 impl Policy for KvAware {
     fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
         let pin = self.pin(board, turn);
+        if self.config.hard_affinity && pin.is_none() && self.pins.get(turn.session).is_some() {
+            return Choice::least(Vec::new(), "waits for its worker, which is gone");
+        }
         let Some((decode, score, others)) = self.decode_worker(board, turn, pin) else {
             return Choice::least(Vec::new(), "no decode worker");
         };

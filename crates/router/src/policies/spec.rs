@@ -335,7 +335,7 @@ mod tests {
         check(
             "kv-aware:load_flor=1",
             "policy `kv-aware` has no parameter `load_flor`, did you mean `load_floor`? (known: request_timeout, overlap, \
-             sticky_bonus, load_floor, reject_threshold, seed_min_turn, soft_cap, direct_max, rho, backpressure, max_pause, prefill)",
+             sticky_bonus, load_floor, reject_threshold, seed_min_turn, soft_cap, direct_max, rho, backpressure, max_pause, prefill, affinity)",
         );
         check(
             "kv-aware:max_pause=soon",

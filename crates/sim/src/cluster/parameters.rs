@@ -6,13 +6,13 @@
 use super::values::{bandwidth, bytes, count, duration, every, pool, positive, share, switch, tokens, wait};
 use super::{Cluster, ClusterError};
 use crate::nearest::nearest;
-use crate::stack::{FOR_EVER, LoopAdmission, Order};
+use crate::stack::{FOR_EVER, HandshakeClock, LoopAdmission, Order};
 use homing_engine::api::{EngineKind, SlotConfig, TrimRule};
 
 type Set = fn(&mut Cluster, &str) -> Result<(), ClusterError>;
 
 /// Name, an example, and what it does.
-const PARAMETERS: [(&str, &str, Set); 19] = [
+const PARAMETERS: [(&str, &str, Set); 26] = [
     ("kv", "kv=136K", |cluster, text| {
         let kv_tokens = pool("kv", tokens("kv", text)?)?;
         cluster
@@ -71,7 +71,13 @@ const PARAMETERS: [(&str, &str, Set); 19] = [
         Ok(())
     }),
     ("correction_crash", "correction_crash=on", |cluster, text| {
-        slots(cluster, "correction_crash", text)?.correction_crash = switch("correction_crash", text)?;
+        let slots = slots(cluster, "correction_crash", text)?;
+        (slots.correction_crash, slots.correction_refused) = match text {
+            "off" => (false, false),
+            "on" => (true, false),
+            "refused" => (false, true),
+            _ => return Err(needs("correction_crash", text, "`on`, `refused` or `off`")),
+        };
         Ok(())
     }),
     ("order", "order=decode-first", |cluster, text| {
@@ -101,6 +107,49 @@ const PARAMETERS: [(&str, &str, Set); 19] = [
             return Err(needs("dead_peers", text, "it together with `transfer_timeout=32s`"));
         }
         cluster.stack.dead_peers = lasts;
+        Ok(())
+    }),
+    ("clock", "clock=room", |cluster, text| {
+        cluster.stack.clock = match text {
+            "sent" => HandshakeClock::Sent,
+            "room" => HandshakeClock::Room,
+            _ => return Err(needs("clock", text, "`sent` or `room`")),
+        };
+        Ok(())
+    }),
+    ("lease", "lease=480s", |cluster, text| {
+        cluster.stack.lease = Some(wait("lease", text)?);
+        Ok(())
+    }),
+    ("aborts", "aborts=300s", |cluster, text| {
+        cluster.stack.defects.abort_heard_after = match text {
+            "at-once" => None,
+            _ => Some(wait("aborts", text)?),
+        };
+        Ok(())
+    }),
+    ("cancels", "cancels=lost", |cluster, text| {
+        cluster.stack.defects.loses_cancels = match text {
+            "told" => false,
+            "lost" => true,
+            _ => return Err(needs("cancels", text, "`told` or `lost`")),
+        };
+        Ok(())
+    }),
+    ("load_failure", "load_failure=recompute", |cluster, text| {
+        cluster.stack.defects.recomputes = match text {
+            "fail" => false,
+            "recompute" => true,
+            _ => return Err(needs("load_failure", text, "`fail` or `recompute`")),
+        };
+        Ok(())
+    }),
+    ("epochs", "epochs=off", |cluster, text| {
+        cluster.stack.defects.hides_restarts = !switch("epochs", text)?;
+        Ok(())
+    }),
+    ("removals", "removals=off", |cluster, text| {
+        cluster.stack.defects.hides_removals = !switch("removals", text)?;
         Ok(())
     }),
     ("admission", "admission=loop", |cluster, text| {

@@ -8,7 +8,7 @@ use homing_engine::api::{
     Export, ExportEnd, FinishReason, Finished, Input, KvChange, Output, Reject, Sampled, StepItem, Submit, Transfer,
 };
 use homing_report::logs::{Admission, EvictionCause};
-use homing_router::action::KvUse;
+use homing_router::action::{Dispatch, KvUse};
 use homing_router::event::{FailureCause, Leg, LegUsage};
 use homing_units::{BootEpoch, RequestId};
 
@@ -135,7 +135,7 @@ impl Simulation<'_> {
                 Output::Preempted { .. } => {}
                 Output::Finished(finished) => self.leg_finished(&finished),
                 Output::Trimmed(trimmed) => self.log_trim(index, trimmed),
-                Output::Crashed { .. } => return self.die(index),
+                Output::Crashed { reason, .. } => return self.die(index, reason),
                 Output::Reload(reload) => {
                     self.log_evictions(index, &mut evicted, EvictionCause::Reload, Some(reload.id));
                     self.begin_reload(index, &reload);
@@ -153,7 +153,10 @@ impl Simulation<'_> {
         self.after_drain(index, changes);
     }
 
-    fn after_drain(&mut self, index: usize, changes: Vec<KvChange>) {
+    fn after_drain(&mut self, index: usize, mut changes: Vec<KvChange>) {
+        if self.config.cluster.stack.defects.hides_removals {
+            changes.retain(|change| !matches!(change, KvChange::Removed { .. }));
+        }
         let node = &mut self.nodes[index];
         node.note_usage();
         if !changes.is_empty() {
@@ -216,6 +219,9 @@ impl Simulation<'_> {
                 };
                 self.pass_on(engine_id, Piece::Ended(usage));
             }
+            (FinishReason::ImportFailed(_), Leg::Decode) if self.config.cluster.stack.defects.recomputes => {
+                self.recompute(engine_id);
+            }
             (FinishReason::ImportFailed(_), _) => {
                 self.forget_leg(engine_id);
                 self.fail_leg(leg_id, FailureCause::Transfer);
@@ -224,6 +230,20 @@ impl Simulation<'_> {
                 self.checkers
                     .note("that only given-up legs are aborted", self.now, format!("{leg_id:?}"));
             }
+        }
+    }
+
+    /// A decode worker whose KV did not arrive computes the prompt itself, as a leg that nobody was told of.
+    fn recompute(&mut self, failed: RequestId) {
+        let Some(leg) = self.forget_leg(failed) else { return };
+        let alone = Dispatch {
+            leg: leg.id,
+            worker: self.nodes[leg.node].id,
+            kv: KvUse::Local,
+            prefix_tokens: None,
+        };
+        if let Some(engine_id) = self.begin_leg(alone) {
+            self.heap.plan(self.now, Rank::Arrival, Wake::Arrival(engine_id));
         }
     }
 

@@ -5,6 +5,7 @@ use crate::fault::{Fault, LinkState};
 use crate::heap::Rank;
 use crate::legs::Wire;
 use homing_engine::api::{Input, Submit, Transfer};
+use homing_report::logs::WorkerChange;
 use homing_router::event::{Event, FailureCause, LegFailure, LegId};
 use homing_units::{Duration, RequestId, WorkerId};
 
@@ -12,7 +13,10 @@ impl Simulation<'_> {
     pub(super) fn fault(&mut self, fault: Fault) {
         let index = |worker: WorkerId| worker.0 as usize;
         match fault {
-            Fault::WorkerCrash(worker) => self.crash(index(worker)),
+            Fault::WorkerCrash(worker) => {
+                self.log_worker(worker, WorkerChange::Crashed, Some("killed".to_owned()));
+                self.crash(index(worker));
+            }
             Fault::WorkerRestart(worker) => self.restart(index(worker)),
             Fault::WorkerPause(worker) => self.pause(index(worker)),
             Fault::WorkerResume(worker) => self.resume(index(worker)),
@@ -54,7 +58,7 @@ impl Simulation<'_> {
     }
 
     /// A worker dies. The router and the pullers see their connections break; probes go unanswered.
-    fn crash(&mut self, index: usize) {
+    pub(super) fn crash(&mut self, index: usize) {
         if self.nodes[index].engine.is_none() {
             return;
         }
@@ -81,7 +85,9 @@ impl Simulation<'_> {
         let node = &mut self.nodes[index];
         if node.engine.is_none() {
             node.restart();
+            let worker = node.id;
             self.dead_peers.forget(index);
+            self.log_worker(worker, WorkerChange::Restarted, None);
         }
     }
 
@@ -162,7 +168,22 @@ impl Simulation<'_> {
             .expect("it is below their number");
         self.trouble.hung_up(request);
         self.end_turn(request, Some("client_gone"));
-        self.news.push_back(Event::ClientGone(request));
+        if self.config.cluster.stack.defects.loses_cancels {
+            self.give_up_all(request);
+        } else {
+            self.news.push_back(Event::ClientGone(request));
+        }
+    }
+
+    /// The connections of a request that nobody waits for are closed, without a word to the router's core.
+    fn give_up_all(&mut self, request: RequestId) {
+        for node in 0..self.nodes.len() {
+            for engine_id in self.legs.on(node) {
+                if self.legs.get(engine_id).is_some_and(|leg| leg.id.request == request) {
+                    self.give_up(engine_id);
+                }
+            }
+        }
     }
 
     fn router_stalls(&mut self, lasts: Duration) {

@@ -12,8 +12,9 @@
 use super::{Simulation, Wake};
 use crate::heap::Rank;
 use crate::simulation::stack::TIMED_OUT;
-use crate::stack::Order;
+use crate::stack::{HandshakeClock, Order};
 use homing_engine::api::{Import, ImportError, Input};
+use homing_report::logs::TransferPhase;
 use homing_router::action::{Dispatch, KvUse};
 use homing_router::event::{FailureCause, Leg, LegId};
 use homing_units::{Duration, RequestId};
@@ -65,11 +66,17 @@ impl Simulation<'_> {
             import: None,
         };
         self.handshakes.by_decode_leg.insert(decode_leg, handshake);
-        if let Some(timeout) = self.config.cluster.stack.transfer_timeout {
+        self.start_handshake_clock(decode_leg, HandshakeClock::Sent);
+        Some(decode)
+    }
+
+    /// The transfer timeout runs from now on, if this is when it begins to.
+    fn start_handshake_clock(&mut self, decode_leg: LegId, at: HandshakeClock) {
+        let stack = &self.config.cluster.stack;
+        if let Some(timeout) = stack.transfer_timeout.filter(|_| stack.clock == at) {
             let at = self.now + timeout;
             self.heap.plan(at, Rank::Timer, Wake::HandshakeTimeout(decode_leg));
         }
-        Some(decode)
     }
 
     /// Whether a decode leg has gone ahead of its prefill leg.
@@ -85,8 +92,11 @@ impl Simulation<'_> {
             return false;
         };
         handshake.import = Some(import.clone());
-        let (at, prefill) = (self.now + handshake.front_end, handshake.prefill);
+        let (at, prefill, decode) = (self.now + handshake.front_end, handshake.prefill, handshake.decode);
         self.heap.plan(at, Rank::Arrival, Wake::Arrival(prefill));
+        if let Some(leg) = self.legs.get(decode) {
+            self.start_handshake_clock(leg.id, HandshakeClock::Room);
+        }
         true
     }
 
@@ -111,7 +121,11 @@ impl Simulation<'_> {
             return;
         };
         let (from, to) = (handshake.from, handshake.to);
-        self.note_failed_transfer((from, to), handshake.decode, TIMED_OUT);
+        let phase = match handshake.import {
+            None => TransferPhase::Queued,
+            Some(_) => TransferPhase::Prefilling,
+        };
+        self.note_failed_transfer((from, to), handshake.decode, TIMED_OUT, phase);
         self.fail_leg(leg, FailureCause::Transfer);
         self.take_for_dead(from, to);
     }
@@ -123,7 +137,9 @@ impl Simulation<'_> {
         };
         self.give_up(handshake.decode);
         self.give_up(handshake.prefill);
-        if handshake.import.is_some() {
+        // Where the decode worker has not heard that nobody writes into its blocks, it keeps them until it does.
+        let heard = self.config.cluster.stack.defects.abort_heard_after.is_none();
+        if handshake.import.is_some() && heard {
             self.unfence(handshake.to, handshake.decode);
         }
         LegId {
@@ -133,7 +149,7 @@ impl Simulation<'_> {
     }
 
     /// Nobody will write into the blocks of an import that was given up.
-    fn unfence(&mut self, to: usize, decode: RequestId) {
+    pub(super) fn unfence(&mut self, to: usize, decode: RequestId) {
         let outcome = Err(ImportError::Unknown);
         self.tell_engine(to, self.nodes[to].epoch, Input::ImportDone { id: decode, outcome });
     }

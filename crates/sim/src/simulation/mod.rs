@@ -16,6 +16,7 @@ mod stack;
 mod thorough;
 mod transfers;
 mod trouble;
+mod watch;
 
 use crate::checkers::{Checkers, MAX_EVENTS_AN_INSTANT};
 use crate::client::Client;
@@ -29,6 +30,7 @@ use crate::network::{Network, Pcie};
 use crate::node::Node;
 use handshake::Handshakes;
 use homing_engine::api::Input;
+use homing_report::logs::BookedLine;
 use homing_report::{LeftOut, RequestRecord};
 use homing_router::event::{Event, LegId};
 use homing_router::recording::Recorder;
@@ -48,6 +50,8 @@ const BROKEN_CONNECTION_LATENCY: Duration = Duration::from_millis(1);
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How many probes there are to a line of the worker samples.
 const PROBES_A_SAMPLE: u64 = 10;
+/// How long the books may keep a request whose cancel was lost: the router's own clocks end it.
+const LOST_CANCEL_LASTS: Duration = Duration::from_secs(3_600);
 /// How long after the last turn everything must be at rest: leases of exports that nobody pulled end in that time.
 const REST_AFTER: Duration = Duration::from_secs(120);
 
@@ -98,6 +102,12 @@ enum Wake {
     HandshakeTimeout(LegId),
     /// A process that died is started again.
     Restart(WorkerId),
+    /// A worker hears that a leg was given up (the engine's id).
+    AbortHeard {
+        node: usize,
+        epoch: BootEpoch,
+        id: RequestId,
+    },
 }
 
 /// A simulation under way.
@@ -141,6 +151,8 @@ pub(crate) struct Simulation<'a> {
     checkers: Checkers,
     next_request: u64,
     probes: u64,
+    /// What the last sample of the router said: its queue, its sessions, and each worker.
+    router_sampled: Option<(u32, u64, Vec<BookedLine>)>,
 }
 
 /// Simulates a trace on a cluster under a policy.
@@ -223,6 +235,7 @@ impl<'a> Simulation<'a> {
             next_request: 0,
             probes: 0,
             nodes,
+            router_sampled: None,
         };
         simulation.begin();
         Ok(simulation)
@@ -254,7 +267,18 @@ impl<'a> Simulation<'a> {
 
     /// Runs on for a while without probes, so that leases end and late events arrive.
     fn rest(&mut self) -> Result<(), SimError> {
-        let until = self.now + REST_AFTER + self.config.cluster.stack.transfer_timeout.unwrap_or_default();
+        let stack = &self.config.cluster.stack;
+        let lost = stack.defects.loses_cancels.then_some(LOST_CANCEL_LASTS);
+        let waits = [
+            stack.transfer_timeout,
+            stack.lease,
+            stack.defects.abort_heard_after,
+            lost,
+        ];
+        let until = waits
+            .into_iter()
+            .flatten()
+            .fold(self.now + REST_AFTER, |until, wait| until + wait);
         while let Some((at, wake)) = self.heap.pop() {
             if at > until {
                 break;
@@ -303,6 +327,12 @@ impl<'a> Simulation<'a> {
             Wake::TransferTimeout(export) => self.transfer_timeout(export),
             Wake::HandshakeTimeout(leg) => self.handshake_timeout(leg),
             Wake::Restart(worker) => self.fault(Fault::WorkerRestart(worker)),
+            Wake::AbortHeard { node, epoch, id } => {
+                self.tell_engine(node, epoch, Input::Abort(id));
+                if !self.pulls.contains_key(&id) {
+                    self.unfence(node, id);
+                }
+            }
         }
     }
 
@@ -350,6 +380,9 @@ impl<'a> Simulation<'a> {
         self.probes += 1;
         for index in 0..self.nodes.len() {
             self.probe_worker(index, sample);
+        }
+        if sample {
+            self.sample_router();
         }
         self.heap.plan(self.now + PROBE_EVERY, Rank::Report, Wake::Probe);
     }

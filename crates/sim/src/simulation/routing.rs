@@ -4,10 +4,10 @@ use super::{BROKEN_CONNECTION_LATENCY, Simulation, Wake, rings};
 use crate::heap::Rank;
 use crate::logs::{decision_line, name, path, sample_line};
 use homing_engine::api::Input;
-use homing_report::logs::{Admission, AdmissionLine, BackpressureLine, BindingLine, seconds};
+use homing_report::logs::{Admission, AdmissionLine, BackpressureLine, BindingLine, duration_s, seconds};
 use homing_router::action::{Action, Decision, Dispatch, RouteError};
 use homing_router::event::{Event, FailureCause, HealthReport, Leg, LegFailure, LegId, Resume};
-use homing_units::{RequestId, WorkerId};
+use homing_units::{Duration, RequestId, WorkerId};
 
 impl Simulation<'_> {
     pub(super) fn tell_router(&mut self, event: Event) {
@@ -57,8 +57,7 @@ impl Simulation<'_> {
             Action::Reject { request, error } => self.reject(request, error),
             Action::Resync { worker, from_sequence } => self.wake(Wake::Resync { worker, from_sequence }),
             Action::Identify { worker } => self.probe_worker(worker.0 as usize, false),
-            // It is in the worker samples and in the decisions' candidates.
-            Action::WorkerState { .. } => {}
+            Action::WorkerState { worker, state } => self.log_state(worker, state),
         }
     }
 
@@ -152,8 +151,18 @@ impl Simulation<'_> {
     pub(super) fn give_up(&mut self, engine_id: RequestId) {
         let Some(leg) = self.forget_leg(engine_id) else { return };
         self.end_handshake(leg.id);
-        if leg.arrived {
-            self.tell_engine(leg.node, leg.epoch, Input::Abort(engine_id));
+        let (node, epoch) = (leg.node, leg.epoch);
+        match self.config.cluster.stack.defects.abort_heard_after {
+            Some(wait) if leg.waits_for_its_peer() => {
+                let heard = Wake::AbortHeard {
+                    node,
+                    epoch,
+                    id: engine_id,
+                };
+                self.heap.plan(self.now + wait, Rank::Timer, heard);
+            }
+            _ if leg.arrived => self.tell_engine(node, epoch, Input::Abort(engine_id)),
+            _ => {}
         }
     }
 
@@ -211,7 +220,7 @@ impl Simulation<'_> {
             self.logs
                 .add(|| sample_line(self.now, name, &load, self.trace.block_size));
         }
-        let answer = load.map(|load| (node.epoch, load));
+        let answer = load.map(|load| (node.told_epoch(), load));
         let news = answer.is_none() || node.probed != answer;
         node.probed = answer;
         if news {
@@ -240,6 +249,7 @@ impl Simulation<'_> {
         let load = worker
             .and_then(|worker| self.nodes[worker.0 as usize].engine.as_ref())
             .map(|engine| engine.snapshot());
+        let answered_s = self.answers_after(request).map(duration_s);
         self.logs.add(|| AdmissionLine {
             t: seconds(self.now),
             request: request.0,
@@ -253,6 +263,13 @@ impl Simulation<'_> {
                 .map(|load| u64::from(load.blocks_free + load.blocks_evictable) * u64::from(self.trace.block_size)),
             queue_length: u32::try_from(self.unplanned.len()).unwrap_or(u32::MAX),
             reason: reason.to_owned(),
+            answered_s,
         });
+    }
+
+    /// How long a worker that was asked takes to answer whether it takes a request.
+    fn answers_after(&self, request: RequestId) -> Option<Duration> {
+        let admitted = self.clients.get(&request)?.admitted;
+        (admitted > self.now).then(|| admitted - self.now)
     }
 }

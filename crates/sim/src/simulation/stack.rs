@@ -1,10 +1,10 @@
 //! What the papers' stack does when KV is not fetched in time, and what asking its workers costs.
 
 use super::{Simulation, Wake};
-use crate::fault::Fault;
 use crate::heap::Rank;
 use crate::stack::{FOR_EVER, RESTART_AFTER};
-use homing_report::logs::{TransferLine, seconds};
+use homing_engine::api::Crash;
+use homing_report::logs::{FailedTransfer, TransferLine, TransferPhase, WorkerChange, duration_s, seconds};
 use homing_router::action::{Decision, KvUse};
 use homing_router::event::{Event, FailureCause};
 use homing_units::{Duration, Instant, RequestId, WorkerId};
@@ -106,7 +106,7 @@ impl Simulation<'_> {
     fn drop_transfer(&mut self, from: usize, export: Option<RequestId>, decode: RequestId, why: &str) {
         let Some(leg) = self.legs.get(decode) else { return };
         let (leg, to) = (leg.id, leg.node);
-        self.note_failed_transfer((from, to), decode, why);
+        self.note_failed_transfer((from, to), decode, why, TransferPhase::Ready);
         self.break_pull(decode);
         self.give_up(decode);
         if let Some(export) = export {
@@ -116,7 +116,14 @@ impl Simulation<'_> {
     }
 
     /// Counts and logs a transfer between two workers that failed.
-    pub(super) fn note_failed_transfer(&mut self, (from, to): (usize, usize), decode: RequestId, why: &str) {
+    pub(super) fn note_failed_transfer(
+        &mut self,
+        (from, to): (usize, usize),
+        decode: RequestId,
+        why: &str,
+        phase: TransferPhase,
+    ) {
+        let timeout = self.config.cluster.stack.transfer_timeout;
         let Some(leg) = self.legs.get(decode) else { return };
         self.nodes[from].counts.transfer_errors += 1;
         self.nodes[to].counts.transfer_errors += 1;
@@ -129,6 +136,10 @@ impl Simulation<'_> {
             bytes: None,
             duration_s: 0.0,
             error: Some(why.to_owned()),
+            failed: Some(FailedTransfer {
+                phase,
+                clock_s: timeout.filter(|_| why == TIMED_OUT).map(duration_s),
+            }),
         });
     }
 
@@ -183,9 +194,17 @@ impl Simulation<'_> {
     }
 
     /// An engine's process has died of itself; it is started again after a while.
-    pub(super) fn die(&mut self, index: usize) {
+    pub(super) fn die(&mut self, index: usize, reason: Crash) {
         let worker = WorkerId(u32::try_from(index).expect("workers are bounded"));
-        self.fault(Fault::WorkerCrash(worker));
+        let Crash::Correction {
+            fill_tokens,
+            prefix_tokens,
+        } = reason;
+        let reason = format!(
+            "AssertionError: seq_len - pre_len == req.extend_input_len ({fill_tokens} tokens to fill, {prefix_tokens} in the prefix)"
+        );
+        self.log_worker(worker, WorkerChange::Crashed, Some(reason));
+        self.crash(index);
         self.heap
             .plan(self.now + RESTART_AFTER, Rank::Fault, Wake::Restart(worker));
     }

@@ -7,7 +7,7 @@ use super::{BROKEN_CONNECTION_LATENCY, Simulation, Wake};
 use crate::heap::Rank;
 use homing_engine::api::{Import, ImportError, Input, KvChange, Reload};
 use homing_kv::Tier;
-use homing_report::logs::{TransferLine, duration_s, seconds};
+use homing_report::logs::{FailedTransfer, TransferLine, TransferPhase, duration_s, seconds};
 use homing_router::event::LegId;
 use homing_units::{BootEpoch, Instant, RequestId};
 
@@ -115,6 +115,10 @@ impl Simulation<'_> {
             self.tell_engine(source.node, source.epoch, ends(source.engine_id));
         }
         self.tell_engine(pull.to, pull.to_epoch, Input::ImportDone { id: puller, outcome });
+        if self.legs.get(puller).is_none() {
+            // It was given up, which a worker that has not heard of it sees now.
+            self.tell_engine(pull.to, pull.to_epoch, Input::Abort(puller));
+        }
     }
 
     fn outcome_of(&self, pull: &Pull) -> Result<(), ImportError> {
@@ -157,6 +161,10 @@ impl Simulation<'_> {
             bytes: outcome.is_ok().then_some(pull.bytes),
             duration_s: duration_s(self.now - pull.began),
             error: outcome.err().map(|error| format!("{error:?}")),
+            failed: outcome.err().map(|_| FailedTransfer {
+                phase: TransferPhase::Ready,
+                clock_s: None,
+            }),
         });
     }
 

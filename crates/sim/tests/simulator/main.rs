@@ -2,6 +2,7 @@
 
 mod chaos;
 mod common;
+mod defects;
 mod determinism;
 mod faults;
 mod physics;

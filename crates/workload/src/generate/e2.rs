@@ -16,7 +16,7 @@
 //! any hardware of the papers, to 60 s.
 
 use super::GeneratorError;
-use super::history::{History, Ids};
+use super::history::{Boilerplate, History, Ids};
 use super::parameters::Parameters;
 use super::pool::Pool;
 use super::swe52::{BLOCK_SIZE, BOILERPLATE, GAP, OUTPUT, OUTPUT_MAX};
@@ -32,6 +32,9 @@ const REQUESTS: u32 = 1285;
 
 /// Tokens of the first prompt. The middle is set so that the mean is 70,000.
 const FIRST: Distribution = Distribution::Quantiles(&[(0.0, 50_000.0), (0.5, 70_000.0), (1.0, 90_000.0)]);
+
+/// The least of them: a boilerplate fits into every first prompt.
+const FIRST_MIN: u32 = 50_000;
 
 /// Turns of a session, before they are scaled to the right total.
 const TURNS: Distribution = Distribution::LogNormal {
@@ -58,6 +61,8 @@ pub(super) struct Config {
     lead_s: u32,
     /// When the last session has started, in seconds.
     window_s: u32,
+    /// Tokens of the system prompt and tools that all sessions share.
+    boilerplate: u32,
 }
 
 impl Config {
@@ -67,6 +72,7 @@ impl Config {
             sessions: parameters.number("sessions", SESSIONS, 1..=SESSIONS_MAX)?,
             lead_s,
             window_s: parameters.number("window_s", 60.max(lead_s), lead_s..=86_400)?,
+            boilerplate: parameters.number("boilerplate", BOILERPLATE.tokens, 0..=FIRST_MIN)?,
         };
         parameters.finish()?;
         Ok(config)
@@ -100,7 +106,7 @@ pub(super) fn sessions(config: &Config, seed: u64) -> (u32, Vec<Session>) {
         .map(|(index, (start, turns))| Session {
             id: format!("e2-{index:04}"),
             start: Some(Duration::from_secs_f64(start)),
-            turns: turns_of(index as u32, turns, firsts.next(), &mut draws),
+            turns: turns_of(index as u32, turns, first_of(firsts.next(), config), &mut draws),
         })
         .collect();
     (BLOCK_SIZE, sessions)
@@ -113,11 +119,28 @@ struct Draws {
     gaps: Pool,
 }
 
-/// The turns of one session, which begins with a prompt of `first` tokens.
-fn turns_of(session: u32, count: u32, first: f64, draws: &mut Draws) -> Vec<Turn> {
+/// The history with which a session begins: the boilerplate, and so many tokens in all.
+struct First {
+    boilerplate: Boilerplate,
+    tokens: u32,
+}
+
+fn first_of(tokens: f64, config: &Config) -> First {
+    First {
+        boilerplate: Boilerplate {
+            tokens: config.boilerplate,
+            ..BOILERPLATE
+        },
+        tokens: tokens.round() as u32,
+    }
+}
+
+/// The turns of one session, which begins with this prompt.
+fn turns_of(session: u32, count: u32, first: First, draws: &mut Draws) -> Vec<Turn> {
     let mut ids = Ids::new(session, Scope::Root);
-    let mut history = History::new(BLOCK_SIZE, BOILERPLATE);
-    history.append(first.round() as u32 - BOILERPLATE.tokens, &mut ids);
+    let own = first.tokens - first.boilerplate.tokens;
+    let mut history = History::new(BLOCK_SIZE, first.boilerplate);
+    history.append(own, &mut ids);
     let mut turns: Vec<Turn> = Vec::with_capacity(count as usize);
     for turn in 0..count {
         let gap = Duration::from_secs_f64(draws.gaps.next());

@@ -176,6 +176,19 @@ fn a_turn_is_appended_where_its_worker_admits_it() {
 }
 
 #[test]
+fn a_session_whose_worker_is_gone_is_placed_anew_unless_its_affinity_is_hard() {
+    let check = |text: &str, expected: Option<u32>| {
+        let (mut policy, mut board) = (policy(text), board(PD));
+        assert!(send(&mut policy, &board, &turn_of(0, 0, 20_000)).is_some());
+        (board.workers[2].denies_alone, board.workers[2].denies_seed) = (Some(Denied::Dead), Some(Denied::Dead));
+        let choice = policy.choose(&board, &turn_of(0, 1, 21_000));
+        assert_eq!(choice.plan.map(|plan| plan.decode.0), expected, "{text}: {choice:?}");
+    };
+    check("", Some(3));
+    check("affinity=hard", None);
+}
+
+#[test]
 fn a_session_moves_after_so_many_denials_for_room_in_a_row() {
     let check = |text: &str, denials: &[bool], expected: &[u32]| {
         let (mut policy, mut board) = (policy(text), board(PD));
