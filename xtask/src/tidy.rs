@@ -72,7 +72,9 @@ fn check(path: &str, text: &str, wrong: &mut Vec<String>) {
 /// Every pure crate links the bans; a crate's own clippy.toml would replace them.
 fn pure_crates_are_fenced(crates: &Path, wrong: &mut Vec<String>) -> Result<()> {
     let bans = fs::read_to_string(shell::root().join("lints").join("pure.toml"))?;
-    for name in ["units", "kv", "engine", "router", "workload", "wire", "sim", "report"] {
+    for name in [
+        "units", "kv", "engine", "router", "workload", "wire", "sim", "report", "doctor", "drills",
+    ] {
         let found = fs::read_to_string(crates.join(name).join("clippy.toml")).unwrap_or_default();
         if found != bans {
             wrong.push(format!("crates/{name}/clippy.toml: must be a link to lints/pure.toml"));

@@ -35,6 +35,10 @@ pub enum Command {
     Trace(TraceArgs),
     /// Set runs side by side, with intervals, and say which differences stand.
     Compare(crate::compare_args::Compare),
+    /// Say what went wrong in a run, in five fields, with evidence.
+    Doctor(crate::doctor_args::Doctor),
+    /// Show a failure mode with its fix off, and its absence with the fix on.
+    Drill(crate::doctor_args::Drill),
 }
 
 /// `homing up`

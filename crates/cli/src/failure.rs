@@ -45,7 +45,7 @@ pub fn usage_exit(error: &clap::Error) -> ExitCode {
     }
     let line = match error.kind() {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            "error: expected a command: up, serve, worker, sim, replay, compare or trace (see `homing --help`)"
+            "error: expected a command: up, serve, worker, sim, replay, compare, doctor, drill or trace (see `homing --help`)"
                 .to_owned()
         }
         _ => one_line(&error.render().to_string()),

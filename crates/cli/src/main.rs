@@ -4,6 +4,7 @@
 mod args;
 mod commands;
 mod compare_args;
+mod doctor_args;
 mod failure;
 mod output;
 mod results;
@@ -30,6 +31,8 @@ fn main() -> ExitCode {
         Command::Replay(args) => commands::replay::run(args),
         Command::Trace(args) => commands::trace::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Drill(args) => commands::drill::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

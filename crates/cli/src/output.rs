@@ -235,7 +235,9 @@ impl OutFolder {
     /// # Errors
     /// If it cannot be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        fs::write(self.partial.0.join(name), bytes)
+        let file = self.partial.0.join(name);
+        fs::create_dir_all(folder_of(&file))
+            .and_then(|()| fs::write(&file, bytes))
             .with_context(|| format!("`{}` cannot be written", self.place.join(name).display()))
     }
 

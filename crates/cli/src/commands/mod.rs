@@ -2,6 +2,8 @@
 
 mod chaos;
 pub mod compare;
+pub mod doctor;
+pub mod drill;
 mod events;
 pub mod replay;
 pub mod serve;

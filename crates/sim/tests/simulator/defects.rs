@@ -1,9 +1,10 @@
-//! What users of other systems report, one defect at a time: with it on it shows in the logs, with it off it does not.
+//! What users of other systems report, one defect at a time: with it on it shows in the logs, with it off it does not. Those
+//! that take a whole scenario to show have drills (`homing-drills`).
 
 use crate::common::{config, one_session, run};
-use homing_report::logs::{DecisionLine, LogKind, RequestLine, RouterSampleLine, TransferLine, TransferPhase};
-use homing_sim::{Fault, SimOutcome};
-use homing_units::{Duration, Instant, WorkerId};
+use homing_report::logs::{LogKind, RouterSampleLine, TransferLine, TransferPhase};
+use homing_sim::SimOutcome;
+use homing_units::Duration;
 use homing_workload::{Start, Trace};
 use serde::de::DeserializeOwned;
 
@@ -12,78 +13,11 @@ fn lines<L: DeserializeOwned>(outcome: &SimOutcome, kind: LogKind) -> Vec<L> {
     lines.map(|line| serde_json::from_str(line).expect(line)).collect()
 }
 
-fn at(millis: u64) -> Instant {
-    Instant::ZERO + Duration::from_millis(millis)
-}
-
-fn logged(trace: &Trace, cluster: &str, policy: &str, faults: &[(Instant, Fault)]) -> SimOutcome {
+fn logged(trace: &Trace, cluster: &str, policy: &str) -> SimOutcome {
     let mut config = config(trace, cluster, policy);
     config.logs = true;
     config.replay.start = Start::Concurrency(u32::try_from(trace.sessions.len()).expect("few"));
-    config.faults = faults.to_vec();
     run(trace, &config)
-}
-
-#[test]
-fn a_silent_recompute_is_one_plan_whose_prompt_was_computed_twice() {
-    let trace = one_session(&[(20_000, 4)]);
-    let check = |load_failure: &str, plans: usize| {
-        let cluster = format!("h100x2-1p1d:nic=0.5GBps:load_failure={load_failure}");
-        // The pull of 2 GB has begun by then and takes seconds.
-        let outcome = logged(
-            &trace,
-            &cluster,
-            "kv-aware",
-            &[(at(3_000), Fault::WorkerCrash(WorkerId(0)))],
-        );
-        let failed: Vec<TransferLine> = lines(&outcome, LogKind::KvTransfers);
-        assert!(failed.iter().any(|line| line.error.is_some()), "{failed:?}");
-        let requests: Vec<RequestLine> = lines(&outcome, LogKind::Requests);
-        let decisions: Vec<DecisionLine> = lines(&outcome, LogKind::Decisions);
-        let completed = requests.iter().filter(|request| request.error.is_none()).count();
-        assert_eq!(
-            (decisions.len(), completed),
-            (plans, plans),
-            "{load_failure}: {requests:?}"
-        );
-    };
-    check("recompute", 1);
-    let cluster = "h100x2-1p1d:nic=0.5GBps";
-    let outcome = logged(
-        &trace,
-        cluster,
-        "kv-aware",
-        &[(at(3_000), Fault::WorkerCrash(WorkerId(0)))],
-    );
-    let requests: Vec<RequestLine> = lines(&outcome, LogKind::Requests);
-    assert!(
-        requests[0].error.is_some(),
-        "a policy of one attempt says that it failed: {requests:?}"
-    );
-}
-
-#[test]
-fn a_restart_that_is_hidden_leaves_what_the_index_says() {
-    let trace = one_session(&[(20_000, 4), (20_100, 4), (20_200, 4), (20_300, 4), (20_400, 4)]);
-    let faults = [
-        (at(3_000), Fault::WorkerCrash(WorkerId(0))),
-        (at(3_200), Fault::WorkerRestart(WorkerId(0))),
-    ];
-    let missed = |epochs: &str| {
-        let outcome = logged(&trace, &format!("h100x1-dp:epochs={epochs}"), "dp-cache-aware", &faults);
-        let requests: Vec<RequestLine> = lines(&outcome, LogKind::Requests);
-        let decisions: Vec<DecisionLine> = lines(&outcome, LogKind::Decisions);
-        let expected = |request: u64| {
-            let last = decisions.iter().rfind(|line| line.request == request);
-            last.map_or(0, |line| line.expected_cached_tokens)
-        };
-        let missed = requests
-            .iter()
-            .map(|line| expected(line.request).saturating_sub(line.cached_tokens));
-        missed.max().expect("requests")
-    };
-    assert!(missed("off") > 15_000, "{}", missed("off"));
-    assert!(missed("on") < 64, "{}", missed("on"));
 }
 
 #[test]
@@ -103,7 +37,7 @@ fn evictions_that_are_hidden_make_the_index_claim_more_than_the_pool_holds() {
         .collect();
     let claimed = |removals: &str| {
         let cluster = format!("h100x1-dp:kv=8K:removals={removals}");
-        let outcome = logged(&trace, &cluster, "dp-cache-aware", &[]);
+        let outcome = logged(&trace, &cluster, "dp-cache-aware");
         let samples: Vec<RouterSampleLine> = lines(&outcome, LogKind::RouterSamples);
         let claims = samples.iter().flat_map(|sample| &sample.workers);
         claims.map(|worker| worker.indexed_tokens).max().expect("samples")

@@ -1,0 +1,5 @@
+//! Prints `docs/failure-modes.md`.
+
+fn main() {
+    print!("{}", homing_drills::document::failure_modes());
+}
