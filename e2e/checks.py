@@ -288,6 +288,8 @@ def chat(cluster, row):
     headers, routed = post(f"{cluster.router.url}/v1/chat/completions", body)
     row("the next turn is appended", headers["x-homing-path"] == "append", headers["x-homing-path"])
     logged = [int(turn["prompt_tokens"]) for turn in cluster.router.turns() if turn["request"] == headers["x-request-id"]]
+    asks = "tokenises otherwise" in cluster.router.log.read_text(errors="replace")
+    row("the router tokenises as the engines do", not asks, "they are asked instead" if asks else "by its own model")
     row("the router's tokens are the engine's", logged == [routed["usage"]["prompt_tokens"]], (logged, routed["usage"]["prompt_tokens"]))
 
 

@@ -307,6 +307,11 @@ class Lab:
         self.python = str(self.home / "venv" / "bin" / "python")
         self.model = str(self.home / "model")
 
+    def clear_logs(self):
+        """What an earlier run has said is not this one's."""
+        for log in self.folder.glob("*.log"):
+            log.unlink()
+
 
 def end_on_signals():
     """Makes a signal an ordinary end, so that `finally` blocks run."""

@@ -157,6 +157,7 @@ def main():
     if not os.access(arguments.homing, os.X_OK):
         parser.error(f"--homing is `{arguments.homing}`, expected a program")
     lab = Lab(arguments.home, arguments.out)
+    lab.clear_logs()
     cluster, report = Cluster(lab, arguments.homing), Report()
     try:
         cluster.start()
