@@ -11,17 +11,22 @@ use std::fmt::Write as _;
 /// Levels of nesting; more are refused, before the stack is at its end.
 const DEPTH_MAX: usize = 128;
 
-/// The filter. Options come by name, or in the order of Python's signature.
-pub(crate) fn to_json(value: &Value, positional: minijinja::value::Rest<Value>) -> Result<Value, Error> {
-    let (positional, named) = split(&positional.0)?;
-    let option = |place: usize, name: &str| match positional.get(place) {
-        Some(value) => Ok(value.clone()),
+/// The filter. Options come by name, or in the order of Python's signature; `sort_keys` by name only.
+pub(crate) fn to_json(
+    value: &Value,
+    ensure_ascii: Option<Value>,
+    indent: Option<Value>,
+    separators: Option<Value>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    let option = |place: Option<Value>, name: &str| match place {
+        Some(value) => Ok(value),
         None => named.get::<Option<Value>>(name).map(|value| value.unwrap_or_default()),
     };
-    let ensure_ascii = option(0, "ensure_ascii")?.is_true();
-    let indent = indent_of(&option(1, "indent")?)?;
-    let separators = separators_of(&option(2, "separators")?, indent.is_some())?;
-    let sort_keys = option(3, "sort_keys")?.is_true();
+    let ensure_ascii = option(ensure_ascii, "ensure_ascii")?.is_true();
+    let indent = indent_of(&option(indent, "indent")?)?;
+    let separators = separators_of(&option(separators, "separators")?, indent.is_some())?;
+    let sort_keys = option(None, "sort_keys")?.is_true();
     named.assert_all_used()?;
     let mut writer = Writer {
         text: String::new(),
@@ -33,15 +38,6 @@ pub(crate) fn to_json(value: &Value, positional: minijinja::value::Rest<Value>) 
     };
     writer.write(value)?;
     Ok(Value::from_safe_string(writer.text))
-}
-
-/// Options by place, and those by name.
-fn split(arguments: &[Value]) -> Result<(&[Value], Kwargs), Error> {
-    let named = arguments.last().and_then(|last| Kwargs::try_from(last.clone()).ok());
-    match named {
-        Some(named) => Ok((&arguments[..arguments.len() - 1], named)),
-        None => Ok((arguments, Kwargs::from_iter(std::iter::empty::<(&str, Value)>()))),
-    }
 }
 
 /// What one level is indented by; `None` where all is one line.
