@@ -5,7 +5,7 @@
 //! end, a held one delivers all that it held in order. Of an answer that was given up while it was held, what arrives later
 //! is told to the router's core all the same: a core that does not fence it off sends its client what belongs to nobody.
 
-use super::{Simulation, Wake};
+use super::{BROKEN_CONNECTION_LATENCY, Simulation, Wake};
 use crate::fault::Mishap;
 use crate::heap::Rank;
 use crate::legs::{self, Piece, Wire};
@@ -121,6 +121,8 @@ impl Simulation<'_> {
 
     fn comes_late(&mut self, leg: &legs::Leg, until: Instant, pieces: &[Piece]) {
         let mut first = leg.arrived_tokens == 0;
+        // The core hears first that the connection broke, where that is why.
+        let until = until.max(self.now + BROKEN_CONNECTION_LATENCY * 2);
         for piece in pieces {
             let event = match *piece {
                 Piece::Prefilled { cached_tokens } => Some(Event::PrefillDone {
