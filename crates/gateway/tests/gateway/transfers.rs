@@ -54,14 +54,14 @@ async fn a_prefill_worker_that_is_gone_at_the_pull_is_no_error_of_the_clients() 
 
 /// Long tails are heavy, and any history is worth fetching.
 fn fetching(config: &mut GatewayConfig) {
-    config.router.policy = "homing:local_tokens=8:append_tokens=200:fetch_s=0".parse().unwrap();
+    config.router.policy = "homing:local_tokens=8:append_tokens=1000:fetch_s=0".parse().unwrap();
 }
 
-/// Three turns of one session: seeded, appended, and with a heavy tail.
+/// Three turns of one session: seeded, appended by more than a transfer costs to compute, and with a heavy tail.
 async fn turns(cluster: &Cluster) -> (Value, Vec<Value>) {
     let mut messages = messages(60);
     let mut answers = Vec::new();
-    for (turn, next) in ["b ".repeat(20), "tail ".repeat(120), String::new()].iter().enumerate() {
+    for (turn, next) in ["b ".repeat(450), "tail ".repeat(600), String::new()].iter().enumerate() {
         let body = chat(&messages, 4, false);
         let (mut body, session) = (body, json!("one"));
         body["prompt_cache_key"] = session;
