@@ -61,7 +61,10 @@ fn fetching(config: &mut GatewayConfig) {
 async fn turns(cluster: &Cluster) -> (Value, Vec<Value>) {
     let mut messages = messages(60);
     let mut answers = Vec::new();
-    for (turn, next) in ["b ".repeat(450), "tail ".repeat(600), String::new()].iter().enumerate() {
+    for (turn, next) in ["b ".repeat(450), "tail ".repeat(600), String::new()]
+        .iter()
+        .enumerate()
+    {
         let body = chat(&messages, 4, false);
         let (mut body, session) = (body, json!("one"));
         body["prompt_cache_key"] = session;
