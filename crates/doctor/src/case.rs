@@ -89,6 +89,12 @@ impl<'e> Case<'e> {
         self.logs.requests.lines.iter().filter(failed)
     }
 
+    /// Requests that were answered.
+    pub(crate) fn answered(&self) -> impl Iterator<Item = &'e Line<RequestLine>> {
+        let answered = |line: &&Line<RequestLine>| line.value.error.is_none();
+        self.logs.requests.lines.iter().filter(answered)
+    }
+
     /// Requests that failed, as far as `wanted` are asked for.
     pub(crate) fn count_failed(&self, wanted: &BTreeSet<u64>) -> u64 {
         self.failed()

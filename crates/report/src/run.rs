@@ -39,6 +39,22 @@ pub struct Experiment {
     pub left_out: LeftOut,
 }
 
+#[cfg(test)]
+impl Experiment {
+    /// One for tests.
+    pub(crate) fn example() -> Self {
+        Self {
+            trace: "t".to_owned(),
+            cluster: "c".to_owned(),
+            policy: "homing".to_owned(),
+            time_scale: 1.0,
+            block_size: Some(16),
+            classes: ClassBounds::default(),
+            left_out: LeftOut::default(),
+        }
+    }
+}
+
 /// Where the classes of prompt length end, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassBounds {

@@ -15,6 +15,11 @@
 //! Branches, forks, retries and rewritten history make a family: sessions under one root that own their blocks
 //! together. State per session is its last prompt and a few counters; count, blocks and idle time are bounded.
 
+mod audit;
+mod homed;
+
+pub(crate) use homed::Homed;
+
 use crate::action::Path;
 use crate::event::{Compared, PromptId, SessionHint};
 use crate::learning::Gaps;
@@ -87,52 +92,6 @@ struct Family {
     /// Whole blocks of the first prompt of all: what is shared beyond them is history for sure.
     root_blocks: usize,
     members: Vec<SessionId>,
-}
-
-/// Sessions that live at a worker.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Homed {
-    pub(crate) sessions: u32,
-    /// Tokens of their last prompts.
-    pub(crate) tokens: u64,
-    /// Those of sessions that were used lately.
-    pub(crate) live_tokens: u64,
-    /// Sessions that were used lately.
-    pub(crate) live_sessions: u32,
-    /// What no other family shows of those with a turn in flight.
-    pub(crate) busy_own_tokens: u64,
-    /// The same of those that are expected back.
-    pub(crate) idle_own_tokens: u64,
-}
-
-impl Homed {
-    fn add(&mut self, session: &Session) {
-        self.sessions += 1;
-        self.tokens += u64::from(session.last.tokens);
-        if session.live {
-            self.live_tokens += u64::from(session.last.tokens);
-            self.live_sessions += 1;
-            *self.own_tokens(session) += session.own_tokens();
-        }
-    }
-
-    fn remove(&mut self, session: &Session) {
-        self.sessions -= 1;
-        self.tokens -= u64::from(session.last.tokens);
-        if session.live {
-            self.live_tokens -= u64::from(session.last.tokens);
-            self.live_sessions -= 1;
-            *self.own_tokens(session) -= session.own_tokens();
-        }
-    }
-
-    const fn own_tokens(&mut self, session: &Session) -> &mut u64 {
-        if session.in_flight > 0 {
-            &mut self.busy_own_tokens
-        } else {
-            &mut self.idle_own_tokens
-        }
-    }
 }
 
 impl Session {
@@ -509,47 +468,6 @@ impl Sessions {
         {
             homed.remove(session);
         }
-    }
-
-    pub(crate) fn check_invariants(&self) {
-        assert_eq!(
-            self.blocks,
-            self.iter().map(|session| session.last.blocks.len()).sum::<usize>(),
-            "blocks add up"
-        );
-        let idle = self.iter().filter(|session| session.in_flight == 0).count();
-        assert_eq!(idle, self.idle.len(), "sessions without a turn in flight are idle");
-        assert!(
-            idle == 0 || self.blocks <= self.limits.blocks,
-            "blocks are bounded while any session may be forgotten"
-        );
-        let mut homed: BTreeMap<WorkerId, Homed> = BTreeMap::new();
-        for session in self.iter() {
-            assert!(
-                self.families[&session.family].members.contains(&session.id),
-                "a session is in its family"
-            );
-            if let Some(home) = session.home {
-                homed.entry(home).or_default().add(session);
-            }
-        }
-        for (prompt, id) in &self.by_prompt {
-            assert_eq!(
-                self.sessions[id].last_id,
-                Some(*prompt),
-                "a prompt's session has it as its last"
-            );
-        }
-        let cooling = self.iter().filter(|session| session.in_flight == 0 && session.live);
-        assert!(
-            self.cooling.iter().map(|(_, id)| *id).collect::<BTreeSet<_>>()
-                == cooling.map(|session| session.id).collect(),
-            "idle sessions that are live cool, no others"
-        );
-        let members: usize = self.families.values().map(|family| family.members.len()).sum();
-        assert_eq!(members, self.sessions.len(), "each session is in one family");
-        let known: BTreeMap<_, _> = self.homed.iter().filter(|(_, homed)| homed.sessions > 0).collect();
-        assert_eq!(known, homed.iter().collect(), "what lives at a worker adds up");
     }
 }
 

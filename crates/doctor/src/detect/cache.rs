@@ -27,13 +27,7 @@ const PLACE_TOKENS: u32 = 64;
 /// Turns find much less than the router expected, and nothing was evicted between.
 pub(super) fn stale_index(case: &Case<'_>) -> Option<Suspicion> {
     let mut missed = Vec::new();
-    for line in case
-        .logs
-        .requests
-        .lines
-        .iter()
-        .filter(|line| line.value.error.is_none())
-    {
+    for line in case.answered() {
         let Some(plan) = case.decisions(line.value.request).last() else {
             continue;
         };

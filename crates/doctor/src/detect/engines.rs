@@ -79,13 +79,7 @@ pub(super) fn silent_recompute(case: &Case<'_>) -> Option<Suspicion> {
     let usual = case
         .median_ttft(|request| case.failed_transfers(request.request).is_empty() && request.prefill_worker.is_some());
     let (mut silent, mut proofs, mut cost) = (0, Vec::new(), Cost::default());
-    for line in case
-        .logs
-        .requests
-        .lines
-        .iter()
-        .filter(|line| line.value.error.is_none())
-    {
+    for line in case.answered() {
         let request = &line.value;
         let Some(failed) = case.failed_transfers(request.request).last() else {
             continue;

@@ -119,6 +119,11 @@ async fn event(messages: &mut mpsc::Receiver<Message>) -> Event {
 }
 
 /// Expects the batch that stores block `sequence`, mapped.
+async fn expect_resync_done(messages: &mut mpsc::Receiver<Message>, complete: bool) {
+    let worker = WorkerId(0);
+    assert_eq!(event(messages).await, Event::ResyncDone { worker, complete });
+}
+
 async fn expect_batch(messages: &mut mpsc::Receiver<Message>, sequence: u64) {
     let tokens: Vec<u32> = (0..u32::try_from(sequence).unwrap() * 2 + 2).collect();
     let own = hash_blocks(&tokens, 2);
@@ -166,25 +171,13 @@ async fn what_was_missed_is_replayed_in_order_before_what_follows() {
     for sequence in 0..5 {
         expect_batch(&mut messages, sequence).await;
     }
-    assert_eq!(
-        event(&mut messages).await,
-        Event::ResyncDone {
-            worker: WorkerId(0),
-            complete: true
-        }
-    );
+    expect_resync_done(&mut messages, true).await;
     // What the engine does not have any more is said so.
     publisher.kept.lock().unwrap().drain(..3);
     orders.send(Resync { from_sequence: 0 }).await.unwrap();
     expect_batch(&mut messages, 3).await;
     expect_batch(&mut messages, 4).await;
-    assert_eq!(
-        event(&mut messages).await,
-        Event::ResyncDone {
-            worker: WorkerId(0),
-            complete: false
-        }
-    );
+    expect_resync_done(&mut messages, false).await;
     task.abort();
 }
 
@@ -195,13 +188,7 @@ async fn an_engine_without_events_refuses_a_replay() {
     let feed = feed(KvEndpoints::default(), core);
     let task = tokio::spawn(async move { feed.run(&mut resyncs).await });
     orders.send(Resync { from_sequence: 3 }).await.unwrap();
-    assert_eq!(
-        event(&mut messages).await,
-        Event::ResyncDone {
-            worker: WorkerId(0),
-            complete: false
-        }
-    );
+    expect_resync_done(&mut messages, false).await;
     task.abort();
 }
 

@@ -135,6 +135,8 @@ async fn a_history_that_does_not_come_is_computed() {
         let cluster = Cluster::start_with(&PD, fetching).await;
         cluster.engines[engine].on_prefill(act.clone());
         turns(&cluster).await;
+        let asked = cluster.engines[1].seen().iter().any(|seen| seen.is_prefill());
+        assert!(asked, "{act:?}: its home was asked for the history");
         let p = cluster.engines[0].seen();
         let prefill = p.last().unwrap();
         assert!(

@@ -2,8 +2,8 @@
 //! whose it is.
 //!
 //! One walk over the prompt's hashes carries the set of workers that hold everything so far. A block costs a step to the
-//! neighbouring entry, or a look-up where it is not there, and an AND over the words of that set, so the fleet's size hardly matters; a worker costs something only where its
-//! prefix ends.
+//! neighbouring entry, or a look-up where it is not there, and an AND over the words of that set, so the fleet's size hardly
+//! matters; a worker costs something only where its prefix ends.
 
 use super::neighbours::Neighbours;
 use super::{Entry, ResidencyIndex};

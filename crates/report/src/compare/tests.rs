@@ -1,8 +1,8 @@
 //! Verdicts of hand-computed cases, the paired interval against a naive model, and what is said loudly.
 
 use super::*;
-use crate::record::{LeftOut, Path, RequestRecord};
-use crate::run::{ClassBounds, Experiment, RunRecord};
+use crate::record::{Path, RequestRecord};
+use crate::run::{Experiment, RunRecord};
 use crate::stats::{quantile, sorted};
 use homing_units::Instant;
 use proptest::prelude::*;
@@ -30,18 +30,6 @@ fn request(latency_ms: u64, error: Option<&str>) -> RequestRecord {
     }
 }
 
-fn experiment() -> Experiment {
-    Experiment {
-        trace: "t".to_owned(),
-        cluster: "c".to_owned(),
-        policy: "homing".to_owned(),
-        time_scale: 1.0,
-        block_size: Some(16),
-        classes: ClassBounds::default(),
-        left_out: LeftOut::default(),
-    }
-}
-
 /// A report with one request a run; `first_seed` is the first run's.
 fn source(name: &str, first_seed: u64, latencies_ms: &[u64]) -> Source {
     let runs: Vec<RunRecord> = latencies_ms
@@ -55,7 +43,7 @@ fn source(name: &str, first_seed: u64, latencies_ms: &[u64]) -> Source {
         .collect();
     Source {
         name: name.to_owned(),
-        report: Report::new(&experiment(), &runs),
+        report: Report::new(&Experiment::example(), &runs),
     }
 }
 
@@ -215,7 +203,7 @@ fn what_weakens_a_verdict_is_noted() {
         workers: Vec::new(),
     };
     let mut lost = three;
-    lost.report = Report::new(&experiment(), &[failing]);
+    lost.report = Report::new(&Experiment::example(), &[failing]);
     assert!(notes(&[lost]).contains("A lost 50.0% of its requests (1 of 2)"));
 }
 

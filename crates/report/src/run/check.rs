@@ -78,24 +78,14 @@ fn wrong(field: &str, found: impl Display, expected: impl Into<String>) -> Wrong
 
 #[cfg(test)]
 mod tests {
-    use crate::record::LeftOut;
-    use crate::run::{ClassBounds, Experiment, Report, RunRecord};
+    use crate::run::{Experiment, Report, RunRecord};
 
     fn report() -> Report {
-        let experiment = Experiment {
-            trace: "t".to_owned(),
-            cluster: "c".to_owned(),
-            policy: "homing".to_owned(),
-            time_scale: 1.0,
-            block_size: Some(16),
-            classes: ClassBounds::default(),
-            left_out: LeftOut::default(),
-        };
         let runs = [1, 2, 3].map(|seed| RunRecord {
             seed,
             ..RunRecord::default()
         });
-        Report::new(&experiment, &runs)
+        Report::new(&Experiment::example(), &runs)
     }
 
     #[test]

@@ -41,7 +41,7 @@ use self::cache::Cache;
 use self::fabric::Bootstrap;
 use self::jobs::Job;
 use self::publisher::{Publisher, Publishers};
-use crate::support::engine::PATIENCE;
+use crate::support::until;
 use homing_model::Vocabulary;
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
@@ -409,26 +409,16 @@ impl Sglang {
 
     /// Waits until the server is in a state.
     pub async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
-        let wait = async {
-            loop {
-                let changed = self.server.log.changed.notified();
-                tokio::pin!(changed);
-                changed.as_mut().enable();
-                if holds(self) {
-                    return;
-                }
-                changed.await;
-            }
-        };
-        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
-            panic!(
-                "waited in vain for: {what}; seen {} requests, {} open, {} rooms, faults {:?}",
+        let seen = || {
+            format!(
+                "seen {} requests, {} open, {} rooms, faults {:?}",
                 self.seen().len(),
                 self.open(),
                 self.open_rooms(),
                 self.faults()
-            );
-        }
+            )
+        };
+        until(&self.server.log.changed, what, || holds(self), seen).await;
     }
 }
 

@@ -24,6 +24,17 @@ fn with(mut body: Value, fields: &Value) -> Value {
     body
 }
 
+#[track_caller]
+fn assert_both_answered(p: &Whole, d: &Whole) {
+    assert_eq!(
+        (p.status.as_u16(), d.status.as_u16()),
+        (200, 200),
+        "{} {}",
+        p.text,
+        d.text
+    );
+}
+
 /// A client that says that its bodies are JSON.
 #[derive(Clone)]
 struct Asker(Caller);
@@ -531,13 +542,7 @@ async fn ranks_have_their_own_caches_and_their_own_words() {
             with(completion(&prompt, 2), &json!({"routed_dp_rank": 1})),
         )
         .await;
-    assert_eq!(
-        (p.status.as_u16(), d.status.as_u16()),
-        (200, 200),
-        "{} {}",
-        p.text,
-        d.text
-    );
+    assert_both_answered(&p, &d);
     assert_eq!(
         (pair.prefill.cached(&prompt), pair.decode.cached(&prompt)),
         (vec![32, 0], vec![0, 32])
@@ -559,13 +564,7 @@ async fn ranks_have_their_own_caches_and_their_own_words() {
             with(completion(&prompt, 2), &told),
         )
         .await;
-    assert_eq!(
-        (p.status.as_u16(), d.status.as_u16()),
-        (200, 200),
-        "{} {}",
-        p.text,
-        d.text
-    );
+    assert_both_answered(&p, &d);
     assert_eq!(pair.prefill.cached(&prompt), [32, 32]);
     let out = caller(&pair.decode)
         .post(

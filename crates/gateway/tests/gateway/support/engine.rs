@@ -209,22 +209,8 @@ impl Fake {
 
     /// Waits until the engine is in a state.
     pub async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
-        let wait = async {
-            loop {
-                let changed = self.engine.changed.notified();
-                if holds(self) {
-                    return;
-                }
-                changed.await;
-            }
-        };
-        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
-            panic!(
-                "waited in vain for: {what}; seen {} requests, {} open",
-                self.seen().len(),
-                self.open()
-            );
-        }
+        let seen = || format!("seen {} requests, {} open", self.seen().len(), self.open());
+        super::until(&self.engine.changed, what, || holds(self), seen).await;
     }
 
     pub fn connections(&self) -> usize {

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::sync::broadcast;
+use tokio::sync::{Notify, broadcast};
 
 /// A gateway and its engines.
 pub struct Cluster {
@@ -298,4 +298,23 @@ pub fn tokens_of(messages: &Value) -> Vec<u32> {
 
 pub fn chat(messages: &Value, max_tokens: usize, stream: bool) -> Value {
     json!({"model": engine::MODEL, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": stream})
+}
+
+/// Waits until something that tells of its changes is in a state; says what was seen of it where it never is.
+pub async fn until(changed: &Notify, what: &str, holds: impl Fn() -> bool, seen: impl Fn() -> String) {
+    let wait = async {
+        loop {
+            // Listened for before the look, so that no change falls between the two.
+            let change = changed.notified();
+            tokio::pin!(change);
+            change.as_mut().enable();
+            if holds() {
+                return;
+            }
+            change.await;
+        }
+    };
+    if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+        panic!("waited in vain for: {what}; {}", seen());
+    }
 }

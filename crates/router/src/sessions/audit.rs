@@ -1,0 +1,48 @@
+//! The sessions' self-check: slow, complete, and apart from the code that it judges.
+
+use super::{Homed, Sessions};
+use homing_units::WorkerId;
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Sessions {
+    pub(crate) fn check_invariants(&self) {
+        assert_eq!(
+            self.blocks,
+            self.iter().map(|session| session.last.blocks.len()).sum::<usize>(),
+            "blocks add up"
+        );
+        let idle = self.iter().filter(|session| session.in_flight == 0).count();
+        assert_eq!(idle, self.idle.len(), "sessions without a turn in flight are idle");
+        assert!(
+            idle == 0 || self.blocks <= self.limits.blocks,
+            "blocks are bounded while any session may be forgotten"
+        );
+        let mut homed: BTreeMap<WorkerId, Homed> = BTreeMap::new();
+        for session in self.iter() {
+            assert!(
+                self.families[&session.family].members.contains(&session.id),
+                "a session is in its family"
+            );
+            if let Some(home) = session.home {
+                homed.entry(home).or_default().add(session);
+            }
+        }
+        for (prompt, id) in &self.by_prompt {
+            assert_eq!(
+                self.sessions[id].last_id,
+                Some(*prompt),
+                "a prompt's session has it as its last"
+            );
+        }
+        let cooling = self.iter().filter(|session| session.in_flight == 0 && session.live);
+        assert!(
+            self.cooling.iter().map(|(_, id)| *id).collect::<BTreeSet<_>>()
+                == cooling.map(|session| session.id).collect(),
+            "idle sessions that are live cool, no others"
+        );
+        let members: usize = self.families.values().map(|family| family.members.len()).sum();
+        assert_eq!(members, self.sessions.len(), "each session is in one family");
+        let known: BTreeMap<_, _> = self.homed.iter().filter(|(_, homed)| homed.sessions > 0).collect();
+        assert_eq!(known, homed.iter().collect(), "what lives at a worker adds up");
+    }
+}
