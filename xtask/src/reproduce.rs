@@ -5,7 +5,7 @@
 use crate::shell;
 use anyhow::{Context, Result, ensure};
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 
 /// What to do with the document.
 #[derive(clap::Args)]
@@ -37,12 +37,13 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// An error that shows the first line that differs, if one does.
-fn compare(path: &PathBuf, fresh: &str) -> Result<()> {
+pub fn compare(path: &Path, fresh: &str) -> Result<()> {
     let written = fs::read_to_string(path).with_context(|| format!("reading `{}`", path.display()))?;
     let difference = first_difference(&written, fresh);
     ensure!(
         difference.is_none(),
-        "`docs/reproduction.md` is not what fresh simulations give; {}",
+        "`{}` is not what fresh simulations give; {}",
+        path.display(),
         difference.unwrap_or_default()
     );
     Ok(())

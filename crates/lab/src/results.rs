@@ -9,10 +9,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// What was observed of all setups.
-#[derive(Debug, Default)]
-pub struct Results {
-    runs: BTreeMap<Setup, Vec<Observed>>,
+/// What was observed of all setups: everything, or what a caller keeps of a run.
+#[derive(Debug)]
+pub struct Results<T = Observed> {
+    runs: BTreeMap<Setup, Vec<T>>,
 }
 
 /// A setup that could not be run.
@@ -28,10 +28,10 @@ pub struct RunError {
     pub error: Box<SetupError>,
 }
 
-type Slot = Mutex<Option<Result<Observed, SetupError>>>;
+type Slot<T> = Mutex<Option<Result<T, SetupError>>>;
 
 impl Results {
-    /// Runs all `setups` on so many threads. `progress` is told how many runs of how many have ended.
+    /// Runs all `setups` on so many threads and keeps all of it. `progress` is told how many runs of how many have ended.
     ///
     /// # Errors
     /// The first setup, in order, that cannot be run.
@@ -40,24 +40,39 @@ impl Results {
         threads: usize,
         progress: impl Fn(usize, usize) + Sync,
     ) -> Result<Self, RunError> {
+        Self::run_with(setups, threads, progress, Observed::simulate)
+    }
+}
+
+impl<T: Send> Results<T> {
+    /// The same with another way to simulate a seed of a setup, which says what is kept.
+    ///
+    /// # Errors
+    /// The first setup, in order, that cannot be run.
+    pub fn run_with(
+        setups: impl IntoIterator<Item = Setup>,
+        threads: usize,
+        progress: impl Fn(usize, usize) + Sync,
+        simulate: impl Fn(&Setup, u64) -> Result<T, SetupError> + Sync,
+    ) -> Result<Self, RunError> {
         let jobs: Vec<(Setup, u64)> = merged(setups)
             .into_iter()
             .flat_map(|setup| (1..=setup.seeds).map(move |seed| (setup.clone(), seed)))
             .collect();
-        let slots: Vec<Slot> = jobs.iter().map(|_| Mutex::new(None)).collect();
+        let slots: Vec<Slot<T>> = jobs.iter().map(|_| Mutex::new(None)).collect();
         let (next, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
             for _ in 0..threads.max(1) {
                 scope.spawn(|| {
                     while let Some((index, (setup, seed))) = take(&next, &jobs) {
-                        let observed = Observed::simulate(setup, *seed);
+                        let observed = simulate(setup, *seed);
                         *slots[index].lock().expect("no run panics while it holds a place") = Some(observed);
                         progress(ended.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
                     }
                 });
             }
         });
-        let mut results = Self::default();
+        let mut results = Self { runs: BTreeMap::new() };
         for ((setup, seed), slot) in jobs.into_iter().zip(slots) {
             let ran = slot.into_inner().expect("no run panics while it holds a place");
             let observed = ran
@@ -72,15 +87,35 @@ impl Results {
         Ok(results)
     }
 
-    /// The runs of a setup, by seed.
+    /// The runs of a setup, by seed; as many as it says.
     ///
     /// # Panics
     /// If it was not run: an experiment evaluates the setups that it declares.
     #[must_use]
-    pub fn of(&self, setup: &Setup) -> &[Observed] {
+    pub fn of(&self, setup: &Setup) -> &[T] {
+        &self.all(setup)[..setup.seeds as usize]
+    }
+
+    /// All runs of a setup, by seed, however many it asks for.
+    ///
+    /// # Panics
+    /// If it was not run.
+    #[must_use]
+    pub fn all(&self, setup: &Setup) -> &[T] {
         let runs = self.runs.get(&without_seeds(setup.clone()));
-        let runs = runs.unwrap_or_else(|| panic!("`{}` was declared by its experiment", setup.command()));
-        &runs[..setup.seeds as usize]
+        runs.unwrap_or_else(|| panic!("`{}` was declared by its experiment", setup.command()))
+    }
+
+    /// These and those; of a setup that both have, those of the one with more runs.
+    #[must_use]
+    pub fn and(mut self, others: Self) -> Self {
+        for (setup, runs) in others.runs {
+            let known = self.runs.entry(setup).or_default();
+            if runs.len() > known.len() {
+                *known = runs;
+            }
+        }
+        self
     }
 }
 

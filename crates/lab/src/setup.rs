@@ -25,6 +25,8 @@ pub struct Setup {
     pub time_scale: u32,
     /// How sessions start.
     pub arrivals: Arrivals,
+    /// A session ends before its first prompt above so many tokens; recorded agents outgrow any worker.
+    pub max_context: Option<u32>,
     /// Whether sessions start in the trace's order whatever the seed, as they do where one trace is run again.
     pub keep_order: bool,
     /// The runs: seeds from 1 to this.
@@ -70,6 +72,7 @@ impl Setup {
             policy: policy.to_owned(),
             time_scale: 10,
             arrivals: Arrivals::LiveSessions(32),
+            max_context: None,
             keep_order: false,
             seeds: 3,
         }
@@ -86,6 +89,13 @@ impl Setup {
     #[must_use]
     pub fn arrivals(mut self, arrivals: Arrivals) -> Self {
         self.arrivals = arrivals;
+        self
+    }
+
+    /// With sessions that end before their first prompt above so many tokens, if there is such a bound.
+    #[must_use]
+    pub fn max_context(mut self, tokens: Option<u32>) -> Self {
+        self.max_context = tokens;
         self
     }
 
@@ -111,8 +121,11 @@ impl Setup {
             Arrivals::LiveSessions(live) => format!(" --concurrency {live}"),
         };
         let order = if self.keep_order { " --keep-order" } else { "" };
+        let most = self
+            .max_context
+            .map_or(String::new(), |tokens| format!(" --max-context {tokens}"));
         format!(
-            "homing sim --trace {} --cluster {} --policy {} --time-scale {}{arrivals}{order} --runs {}",
+            "homing sim --trace {} --cluster {} --policy {} --time-scale {}{arrivals}{most}{order} --runs {}",
             self.trace, self.cluster, self.policy, self.time_scale, self.seeds
         )
     }
@@ -139,6 +152,7 @@ impl Setup {
         config.logs = true;
         config.replay.time_scale = f64::from(self.time_scale);
         config.replay.keep_order = self.keep_order;
+        config.replay.max_context = self.max_context;
         config.replay.start = match self.arrivals {
             Arrivals::Recorded => Start::Recorded,
             Arrivals::LiveSessions(live) => Start::Concurrency(live),
@@ -166,6 +180,11 @@ mod tests {
         );
         let again = setup.clone().keep_order().command();
         assert!(again.ends_with("--concurrency 32 --keep-order --runs 10"), "{again}");
+        let bounded = setup.clone().max_context(Some(600_000)).command();
+        assert!(
+            bounded.ends_with("--concurrency 32 --max-context 600000 --runs 10"),
+            "{bounded}"
+        );
         let recorded = setup.arrivals(Arrivals::Recorded).time_scale(1);
         assert!(recorded.command().ends_with("--time-scale 1 --runs 10"));
     }

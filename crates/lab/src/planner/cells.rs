@@ -1,24 +1,37 @@
 //! The cells of the comparison: workload, hardware, load, shape, host memory.
 
 use super::Extent;
-use crate::results::Results;
+use super::outcome::Outcomes;
 use crate::setup::{Arrivals, Setup};
 
 /// A workload on hardware, at rising loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Family {
-    /// What it is called.
+    /// What it is called where families are chosen.
+    pub key: &'static str,
+    /// What it is called in the document.
     pub name: &'static str,
     /// The trace or generator.
     pub trace: &'static str,
-    /// What recorded gaps are divided by.
+    /// What recorded gaps are divided by, where that is not the load.
     pub time_scale: u32,
+    /// Sessions end before they are longer than this, in tokens.
+    pub max_context: Option<u32>,
     /// The shapes, as presets.
     pub shapes: &'static [&'static str],
     /// Host memory of each worker with which it is run too.
     pub host: Option<&'static str>,
-    /// Live sessions, rising; one load where sessions start as recorded.
-    pub loads: &'static [u32],
+    /// How it is made heavier.
+    pub loads: Loads,
+}
+
+/// Rising loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loads {
+    /// So many live sessions.
+    Live(&'static [u32]),
+    /// Requests that come as recorded, so many times as fast.
+    Faster(&'static [u32]),
 }
 
 /// How heavy a cell's load is.
@@ -37,93 +50,123 @@ pub enum Level {
 /// A cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// The family's name.
-    pub family: &'static str,
-    trace: &'static str,
-    time_scale: u32,
+    /// The workload.
+    pub family: Family,
     /// The cluster.
     pub cluster: String,
-    arrivals: Arrivals,
-    /// Its load.
+    /// Live sessions, or how many times as fast.
+    pub load: u32,
+    /// What that means here.
     pub level: Level,
 }
 
-/// The families, Mooncake's conversations and the coding agents among them where their traces lie in the working folder.
-#[must_use]
-pub fn families(extent: Extent) -> Vec<Family> {
-    let swe52 = Family {
-        name: "52 SWE sessions, gaps by 10",
-        trace: "gen:swe52",
-        time_scale: 10,
-        shapes: &["h100x8-dp", "h100x8-2p6d"],
-        host: Some("128GiB"),
-        loads: &[8, 16, 24, 32, 42, 52],
-    };
-    if extent == Extent::Quick {
-        return vec![Family {
-            name: "12 SWE sessions on two workers",
-            trace: "gen:swe52:sessions=12",
-            shapes: &["h100x2-dp"],
-            host: None,
-            loads: &[2, 4, 6, 8],
-            ..swe52
-        }];
-    }
-    let agents = Family {
-        name: "60 agents, generated",
-        trace: "gen:agent:sessions=60",
+const SWE52: Family = Family {
+    key: "swe52-by-10",
+    name: "52 SWE sessions, gaps by 10",
+    trace: "gen:swe52",
+    time_scale: 10,
+    max_context: None,
+    shapes: &["h100x8-dp", "h100x8-2p6d"],
+    host: Some("128GiB"),
+    loads: Loads::Live(&[8, 16, 24, 32, 42, 52]),
+};
+
+/// A small family: that the document can be made, within minutes.
+const SMALL: Family = Family {
+    key: "small",
+    name: "12 SWE sessions on two workers, gaps by 10",
+    trace: "gen:swe52:sessions=12",
+    shapes: &["h100x2-dp"],
+    host: None,
+    loads: Loads::Live(&[2, 4, 6, 8]),
+    ..SWE52
+};
+
+const FULL: [Family; 6] = [
+    SWE52,
+    Family {
+        key: "swe52",
+        name: "52 SWE sessions, true gaps",
         time_scale: 1,
-        shapes: &["h200x8-dp", "h200x8-2p6d"],
-        host: Some("256GiB"),
-        loads: &[8, 16, 32, 48, 60],
-    };
-    let elastic = Family {
+        ..SWE52
+    },
+    Family {
+        key: "elastic",
         name: "850 elastic requests",
         trace: "gen:elastic850",
         time_scale: 1,
         shapes: &["h20x8-dp:kv=250K"],
         host: Some("128GiB"),
-        loads: &[],
-    };
-    let mut families = vec![
-        Family {
-            name: "52 SWE sessions, true gaps",
-            time_scale: 1,
-            ..swe52.clone()
-        },
-        swe52,
-        elastic,
-        agents.clone(),
-    ];
-    let recorded = |file: &'static str| std::path::Path::new(file).is_file();
-    let coding = "claude-code-180.jsonl.zst";
-    if recorded(coding) {
-        families.push(Family {
-            name: "180 recorded coding agents",
-            trace: coding,
-            loads: &[16, 32, 64, 96, 128, 180],
-            ..agents
-        });
+        loads: Loads::Faster(&[1]),
+        ..SWE52
+    },
+    Family {
+        key: "agents",
+        name: "60 agents, generated",
+        trace: "gen:agent:sessions=60",
+        time_scale: 1,
+        max_context: Some(600_000),
+        shapes: &["h200x8-dp", "h200x8-2p6d"],
+        host: Some("256GiB"),
+        loads: Loads::Live(&[8, 16, 32, 48, 60]),
+    },
+    Family {
+        key: "recorded-agents",
+        name: "180 recorded coding agents",
+        trace: "claude-code-180.jsonl.zst",
+        time_scale: 1,
+        max_context: Some(600_000),
+        shapes: &["h200x8-dp", "h200x8-2p6d"],
+        host: Some("256GiB"),
+        loads: Loads::Live(&[16, 32, 64, 96, 128, 180]),
+    },
+    Family {
+        key: "conversations",
+        name: "Mooncake's conversations",
+        trace: "mooncake-conversation.jsonl.zst",
+        time_scale: 1,
+        max_context: None,
+        shapes: &["h200x8-dp", "h200x8-2p6d"],
+        host: Some("256GiB"),
+        loads: Loads::Faster(&[1, 2, 3, 4, 6]),
+    },
+];
+
+/// The families of an extent, those with a recorded trace where it lies in the working folder.
+#[must_use]
+pub fn families(extent: Extent) -> Vec<Family> {
+    let there = |family: &Family| !family.is_recorded() || std::path::Path::new(family.trace).is_file();
+    match extent {
+        Extent::Quick => vec![SMALL],
+        Extent::Full => FULL.into_iter().filter(there).collect(),
     }
-    families
+}
+
+/// The names by which families are chosen.
+pub fn keys() -> impl Iterator<Item = &'static str> {
+    FULL.into_iter().map(|family| family.key)
 }
 
 impl Family {
-    fn arrivals(&self) -> Vec<Arrivals> {
-        if self.loads.is_empty() {
-            return vec![Arrivals::Recorded];
-        }
-        self.loads.iter().map(|live| Arrivals::LiveSessions(*live)).collect()
+    /// Whether its trace is a file that is no part of the project.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        !homing_workload::is_generator(self.trace)
     }
 
-    fn cell(&self, cluster: String, arrivals: Arrivals, level: Level) -> Cell {
+    fn steps(&self) -> &'static [u32] {
+        match self.loads {
+            Loads::Live(steps) | Loads::Faster(steps) => steps,
+        }
+    }
+
+    /// Its cell on its first shape, for the search of its knee.
+    fn cell(&self, load: u32) -> Cell {
         Cell {
-            family: self.name,
-            trace: self.trace,
-            time_scale: self.time_scale,
-            cluster,
-            arrivals,
-            level,
+            family: self.clone(),
+            cluster: self.shapes[0].to_owned(),
+            load,
+            level: Level::Light,
         }
     }
 
@@ -138,18 +181,36 @@ impl Cell {
     /// What a policy runs in it.
     #[must_use]
     pub fn setup(&self, policy: &str, seeds: u64) -> Setup {
-        Setup::new(self.trace, &self.cluster, policy)
-            .time_scale(self.time_scale)
-            .arrivals(self.arrivals)
+        let (arrivals, time_scale) = match self.family.loads {
+            Loads::Live(_) => (Arrivals::LiveSessions(self.load), self.family.time_scale),
+            Loads::Faster(_) => (Arrivals::Recorded, self.load),
+        };
+        Setup::new(self.family.trace, &self.cluster, policy)
+            .time_scale(time_scale)
+            .arrivals(arrivals)
+            .max_context(self.family.max_context)
             .seeds(seeds)
+    }
+
+    /// Whether it counts as loaded: at and beyond the knee, and where there is one load only.
+    #[must_use]
+    pub fn is_heavy(&self) -> bool {
+        self.level != Level::Light
     }
 
     /// Its heading.
     #[must_use]
     pub fn title(&self) -> String {
-        let load = match self.arrivals {
-            Arrivals::Recorded => "as recorded".to_owned(),
-            Arrivals::LiveSessions(live) => format!("{live} live sessions"),
+        format!("{}, `{}`, {}", self.family.name, self.cluster, self.place())
+    }
+
+    /// Its load, in words.
+    #[must_use]
+    pub fn place(&self) -> String {
+        let load = match self.family.loads {
+            Loads::Live(_) => format!("{} live sessions", self.load),
+            Loads::Faster(_) if self.load == 1 => "as recorded".to_owned(),
+            Loads::Faster(_) => format!("{} times as fast", self.load),
         };
         let level = match self.level {
             Level::Light => "light: ",
@@ -157,47 +218,39 @@ impl Cell {
             Level::Beyond => "beyond the knee: ",
             Level::Recorded => "",
         };
-        format!("{}, `{}`, {level}{load}", self.family, self.cluster)
+        format!("{level}{load}")
     }
 }
 
 /// What the scouts run in a family, on its first shape: every load, one seed.
 #[must_use]
 pub fn ladder(family: &Family, scouts: &[&str]) -> Vec<Setup> {
-    if family.loads.is_empty() {
-        return Vec::new();
-    }
-    let steps = family.arrivals().into_iter();
+    let steps = family.steps().iter().filter(|_| family.steps().len() > 1);
     steps
-        .flat_map(|arrivals| {
-            let cell = family.cell(family.shapes[0].to_owned(), arrivals, Level::Light);
-            scouts.iter().map(move |scout| cell.setup(scout, 1)).collect::<Vec<_>>()
-        })
+        .flat_map(|load| scouts.iter().map(|scout| family.cell(*load).setup(scout, 1)))
         .collect()
 }
 
 /// The cells of a family at the loads that the scouts found.
-pub(super) fn of_family(family: &Family, scouts: &[&str], scouted: &Results) -> Vec<Cell> {
-    let at: Vec<(Arrivals, Level)> = if family.loads.is_empty() {
-        vec![(Arrivals::Recorded, Level::Recorded)]
-    } else {
-        let best = |arrivals: Arrivals| {
-            let cell = family.cell(family.shapes[0].to_owned(), arrivals, Level::Light);
-            let p90 = |scout: &&str| scouted.of(&cell.setup(scout, 1))[0].run.ttft_s.p90;
-            scouts.iter().filter_map(p90).fold(f64::INFINITY, f64::min)
-        };
-        let p90s: Vec<f64> = family.arrivals().into_iter().map(best).collect();
-        levels(family.loads, &p90s)
-            .into_iter()
-            .map(|(live, level)| (Arrivals::LiveSessions(live), level))
-            .collect()
+pub(super) fn of_family(family: &Family, scouts: &[&str], scouted: &Outcomes) -> Vec<Cell> {
+    let at = match family.steps() {
+        [only] => vec![(*only, Level::Recorded)],
+        steps => {
+            let best = |load: &u32| {
+                let p90 = |scout: &&str| scouted.of(&family.cell(*load).setup(scout, 1))[0].ttft_p90_s;
+                scouts.iter().filter_map(p90).fold(f64::INFINITY, f64::min)
+            };
+            levels(steps, &steps.iter().map(best).collect::<Vec<f64>>())
+        }
     };
     let clusters = family.clusters().into_iter();
     clusters
         .flat_map(|cluster| {
-            at.iter()
-                .map(|(arrivals, level)| family.cell(cluster.clone(), *arrivals, *level))
-                .collect::<Vec<_>>()
+            at.iter().map(move |(load, level)| Cell {
+                level: *level,
+                cluster: cluster.clone(),
+                ..family.cell(*load)
+            })
         })
         .collect()
 }
@@ -241,9 +294,8 @@ mod tests {
 
     #[test]
     fn a_family_is_run_in_all_shapes_with_and_without_host_memory() {
-        let family = &families(Extent::Full)[1];
         assert_eq!(
-            family.clusters(),
+            SWE52.clusters(),
             [
                 "h100x8-dp",
                 "h100x8-2p6d",
@@ -251,6 +303,24 @@ mod tests {
                 "h100x8-2p6d:host=128GiB"
             ]
         );
-        assert_eq!(ladder(family, &["sticky", "linear"]).len(), 12);
+        assert_eq!(ladder(&SWE52, &["sticky", "linear"]).len(), 12);
+    }
+
+    #[test]
+    fn one_load_is_not_searched_for_a_knee_and_recorded_arrivals_get_faster() {
+        let [elastic, conversations] = ["elastic", "conversations"]
+            .map(|key| FULL.into_iter().find(|family| family.key == key).expect("a family"));
+        assert_eq!(ladder(&elastic, &["sticky"]), []);
+        let setup = &ladder(&conversations, &["sticky"])[2];
+        assert_eq!((setup.arrivals, setup.time_scale), (Arrivals::Recorded, 3));
+        assert_eq!(
+            Cell {
+                load: 3,
+                level: Level::Knee,
+                ..conversations.cell(1)
+            }
+            .place(),
+            "the knee: 3 times as fast"
+        );
     }
 }
