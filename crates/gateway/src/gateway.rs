@@ -5,6 +5,7 @@ use crate::config::{GatewayConfig, WorkerSpec};
 use crate::core_task::{CoreHandle, CoreTask};
 use crate::engine::{Doubt, EXPECTED_SOURCE, EventSource, OpenSessions, Watch, Watched, bootstrap_at, is_endpoint};
 use crate::fleet::Fleet;
+use crate::idle::forget_idle;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch as PrefixWatch;
 use crate::recorder::Recorder;
@@ -12,7 +13,7 @@ use crate::routes::routes;
 use crate::server::{Ends, serve};
 use crate::shell::Shell;
 use crate::telemetry::Telemetry;
-use crate::tokenise::{Tokeniser, forget_idle};
+use crate::tokenise::Tokeniser;
 use crate::turn_log::TurnLog;
 use crate::upstream::Upstream;
 use homing_model::{ModelSpec, OpenError, Vocabulary, default_cache_dir, open_vocabulary};
@@ -73,7 +74,7 @@ pub struct Gateway {
     flights: TaskTracker,
     connections: TaskTracker,
     server: JoinHandle<()>,
-    /// The workers' watches, and what forgets idle prompts.
+    /// The workers' watches, and what forgets idle sessions' prompts.
     watches: Vec<JoinHandle<()>>,
     core: JoinHandle<()>,
     drain: Duration,
@@ -101,8 +102,7 @@ impl Gateway {
         let core_task = tokio::spawn(parts.core(&config, watched, recorder).run(messages));
         let shell = Arc::new(parts.shell(&config, core));
         let idle = config.router.clocks.session_idle;
-        let words = shell.tokeniser.words();
-        watches.extend(words.map(|words| tokio::spawn(forget_idle(words, idle))));
+        watches.push(tokio::spawn(forget_idle(Arc::clone(&shell), idle)));
         let turns = shell.turns.clone();
         let ends = Ends {
             stop: CancellationToken::new(),

@@ -13,6 +13,7 @@ mod error;
 mod expectation;
 mod fleet;
 mod gateway;
+mod idle;
 mod prefix;
 mod proxy;
 mod recorder;

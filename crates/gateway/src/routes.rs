@@ -273,7 +273,10 @@ async fn ready(State(shell): Shared) -> Result<Response, Rejection> {
 
 async fn metrics(State(shell): Shared) -> Result<Response, Rejection> {
     let summary = shell.core.ask(Question::Summary).await.ok_or_else(core_gone)?;
-    Ok(([(header::CONTENT_TYPE, METRICS_TEXT)], shell.telemetry.page(&summary)).into_response())
+    let words = shell.tokeniser.words();
+    let held = shell.memories(words.as_deref()).held();
+    let page = shell.telemetry.page(&summary, &held);
+    Ok(([(header::CONTENT_TYPE, METRICS_TEXT)], page).into_response())
 }
 
 #[derive(Serialize)]

@@ -5,10 +5,11 @@ use crate::clock::Clock;
 use crate::core_task::CoreHandle;
 use crate::engine::OpenSessions;
 use crate::fleet::Fleet;
+use crate::idle::Memories;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch;
 use crate::telemetry::Telemetry;
-use crate::tokenise::Tokeniser;
+use crate::tokenise::{Tokeniser, Words};
 use crate::turn_log::TurnLog;
 use crate::upstream::Upstream;
 use homing_units::RequestId;
@@ -71,6 +72,15 @@ impl Shell {
         let same_life = life.is_none_or(|life| u32::from_str_radix(life, 16) == Ok(self.life));
         let number = number.strip_prefix('r').unwrap_or(number);
         same_life.then_some(number)?.parse().ok().map(RequestId)
+    }
+
+    /// What is remembered of prompts.
+    pub(crate) fn memories<'a>(&'a self, words: Option<&'a Words>) -> Memories<'a> {
+        Memories {
+            words,
+            tails: &self.tokeniser.tails,
+            prefixes: &self.prefixes,
+        }
     }
 
     /// Tells those who follow the turns; nobody need.

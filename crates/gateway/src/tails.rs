@@ -4,12 +4,13 @@
 //! Of each prompt its tip and the tokens after it are remembered, never the whole. A chat template closes a prompt with
 //! tokens that open the answer (`assistant`, `<think>`), and renders that answer otherwise once it is history: these
 //! last few tokens may differ in a continuation, if it goes on for more than them. A bounded number of prompts is
-//! remembered; what was not used for longest is forgotten, and whoever continues it is taken for somebody new.
+//! remembered; what was not used for longest is forgotten, and whoever continues it is taken for somebody new. What is idle goes
+//! with its session (`idle`).
 
 use homing_kv::{BlockHash, Prompt};
 use homing_router::event::{Compared, PromptId};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Prompts that are remembered: as many as the core remembers sessions by default.
 const PROMPTS: usize = 65_536;
@@ -82,12 +83,34 @@ impl Tails {
             tip: tip(prompt, depth),
             tail: before[depth * block_size..].into(),
         };
-        // Nothing that is done under the lock can fail half-way.
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen();
         Compared {
             continues: seen.continued(tokens, prompt, block_size),
             prompt: seen.remember(&place, opening),
         }
+    }
+
+    /// Prompts that are remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.seen().by_use.len()
+    }
+
+    /// Now, in the order of uses.
+    pub(crate) fn mark(&self) -> u64 {
+        self.seen().next
+    }
+
+    /// Forgets what was not used since.
+    pub(crate) fn forget_unused_since(&self, mark: u64) {
+        let mut seen = self.seen();
+        while let Some(used) = seen.by_use.keys().next().copied().filter(|used| *used < mark) {
+            seen.forget(used);
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        // Nothing that is done under the lock can fail half-way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::core_task::Summary;
 use crate::error::path_name;
 use crate::expectation::Losses;
 use crate::fleet::Fleet;
+use crate::idle::Held;
 use crate::turn_log::TurnLog;
 use homing_router::action::WorkerState;
 use homing_router::event::{Event, FailureCause};
@@ -84,6 +85,9 @@ pub(crate) struct Telemetry {
     queued: Gauge,
     in_flight: Gauge,
     sessions: Gauge,
+    prompt_bytes: Gauge,
+    prompt_tails: Gauge,
+    outlined_sessions: Gauge,
     worker_state: Family<StateLabels, Gauge>,
     worker_requests: Family<WorkerLabel, Gauge>,
     worker_reserved: Family<WorkerLabel, Gauge>,
@@ -118,12 +122,16 @@ impl Telemetry {
             queued: Gauge::default(),
             in_flight: Gauge::default(),
             sessions: Gauge::default(),
+            prompt_bytes: Gauge::default(),
+            prompt_tails: Gauge::default(),
+            outlined_sessions: Gauge::default(),
             worker_state: Family::default(),
             worker_requests: Family::default(),
             worker_reserved: Family::default(),
         };
         telemetry.register_turns();
         telemetry.register_workers();
+        telemetry.register_memories();
         telemetry
     }
 
@@ -191,7 +199,6 @@ impl Telemetry {
             self.kv_removals.clone(),
         );
         registry.register("queued_requests", "Requests that wait for a place", self.queued.clone());
-        registry.register("sessions", "Sessions that are remembered", self.sessions.clone());
         registry.register("in_flight_requests", "Requests under way", self.in_flight.clone());
         registry.register(
             "worker_state",
@@ -207,6 +214,26 @@ impl Telemetry {
             "worker_reserved_tokens",
             "Pool tokens that are booked at a worker",
             self.worker_reserved.clone(),
+        );
+    }
+
+    fn register_memories(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("sessions", "Sessions that are remembered", self.sessions.clone());
+        registry.register(
+            "prompt_memory_bytes",
+            "Bytes of remembered prompts, their tokens and block hashes",
+            self.prompt_bytes.clone(),
+        );
+        registry.register(
+            "prompt_tails",
+            "Prompts whose last tokens are remembered",
+            self.prompt_tails.clone(),
+        );
+        registry.register(
+            "outlined_sessions",
+            "Sessions whose last prompts are outlined, to find where the next one breaks its prefix",
+            self.outlined_sessions.clone(),
         );
     }
 
@@ -288,7 +315,10 @@ impl Telemetry {
     }
 
     /// The page, with gauges as the core sees them.
-    pub(crate) fn page(&self, summary: &Summary) -> String {
+    pub(crate) fn page(&self, summary: &Summary, held: &Held) -> String {
+        self.prompt_bytes.set(signed(held.prompt_bytes as u64));
+        self.prompt_tails.set(signed(held.tails as u64));
+        self.outlined_sessions.set(signed(held.sessions as u64));
         self.queued.set(signed(summary.queued as u64));
         self.in_flight.set(signed(summary.flights as u64));
         self.sessions.set(signed(summary.sessions as u64));

@@ -6,7 +6,7 @@
 //! A conversation is rendered whole at each turn, because a template may look back; tokenised and hashed is only what is
 //! new to it (`PromptMemory`), whoever sent the rest. That takes about 1.3 MB for an idle session of 128K tokens, less
 //! what it shares with others, and [`PROMPT_MEMORY_BYTES`] for all together, and is forgotten
-//! about when its session is ([`forget_idle`]).
+//! about when its session is (`idle`).
 //!
 //! Rendering and encoding a long prompt takes milliseconds of a core: it runs on the blocking pool, and no more prompts
 //! at a time than there are cores, so that it never starves the streams.
@@ -22,7 +22,6 @@ use homing_model::{
 use homing_wire::openai::{ApiError, Body, ErrorKind, TokenizeResponse};
 use http::{Method, Request, header};
 use http_body_util::Full;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,12 +29,6 @@ use tokio::sync::Semaphore;
 
 /// How long an engine may take to tokenise a prompt.
 const TOKENISE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Times that the memory of prompts is looked through while a session may be idle.
-const IDLE_STEPS: u32 = 4;
-
-/// The shortest time between two such looks.
-const IDLE_STEP_MIN: Duration = Duration::from_millis(100);
 
 /// Engines that are asked to tokenise one prompt, one after the other.
 const TOKENISE_TRIES: usize = 3;
@@ -74,13 +67,13 @@ pub(crate) struct Tokeniser {
     /// One permit for each core.
     permits: Arc<Semaphore>,
     /// What the last prompts were, to the token.
-    tails: Arc<Tails>,
+    pub(crate) tails: Arc<Tails>,
 }
 
 /// A model's vocabulary, and the prompts that it gave tokens to.
 pub(crate) struct Words {
     pub(crate) vocabulary: Arc<Vocabulary>,
-    memory: PromptMemory,
+    pub(crate) memory: PromptMemory,
     /// It was said that the template cannot be rendered.
     has_complained: AtomicBool,
 }
@@ -202,35 +195,21 @@ impl Default for Tokeniser {
     }
 }
 
-/// Forgets prompts that no other has gone on from for as long as a session may be idle, for as long as it runs.
-pub(crate) async fn forget_idle(words: Arc<Words>, idle: Duration) {
-    let step = (idle / IDLE_STEPS).max(IDLE_STEP_MIN);
-    let mut marks = VecDeque::with_capacity(IDLE_STEPS as usize);
-    loop {
-        tokio::time::sleep(step).await;
-        if marks.len() == IDLE_STEPS as usize {
-            let long_ago = marks.pop_front().expect("there are some");
-            let bytes = words.memory.forget_unused_since(long_ago);
-            tracing::debug!(bytes, "prompts that are remembered");
-        }
-        marks.push_back(words.memory.mark());
-    }
-}
-
 impl Words {
     /// The tokens and blocks of a prompt, of which only what is new is tokenised and hashed; `None` where the model's
-    /// template cannot be rendered here, so that an engine has to be asked. That is said once.
+    /// template cannot be rendered here, so that an engine has to be asked. That is said once. `messages` are those of a
+    /// conversation, where they are read already.
     ///
     /// # Errors
     /// The conversation is malformed, or the template refuses it.
-    pub(crate) fn encode(&self, text: &Text) -> Result<Option<EncodedPrompt>, ApiError> {
+    pub(crate) fn encode(&self, text: &Text, messages: Option<ChatValue>) -> Result<Option<EncodedPrompt>, ApiError> {
         Ok(Some(match text {
             Text::Tokens(tokens) => self.memory.of_tokens(tokens.clone()),
             Text::Prompt {
                 text,
                 add_special_tokens,
             } => self.memory.encode(text, opening(*add_special_tokens)),
-            Text::Chat(body) => match rendered(&self.vocabulary, body)? {
+            Text::Chat(body) => match rendered(&self.vocabulary, body, messages)? {
                 Ok(text) => self.memory.encode(&text, Opening::Text),
                 Err(error) if is_of_template(&error) => {
                     if !self.has_complained.swap(true, Ordering::Relaxed) {
@@ -272,12 +251,19 @@ const fn opening(add_special_tokens: bool) -> Opening {
 
 /// The text of a conversation.
 fn render(vocabulary: &Vocabulary, body: &Body) -> Result<String, ApiError> {
-    rendered(vocabulary, body)?.map_err(|error| template_error(&error))
+    rendered(vocabulary, body, None)?.map_err(|error| template_error(&error))
 }
 
 /// The text of a conversation, or why the template makes none of it.
-fn rendered(vocabulary: &Vocabulary, body: &Body) -> Result<Result<String, TemplateError>, ApiError> {
-    let messages: ChatValue = body.read("messages", "a list of messages")?.unwrap_or_default();
+fn rendered(
+    vocabulary: &Vocabulary,
+    body: &Body,
+    messages: Option<ChatValue>,
+) -> Result<Result<String, TemplateError>, ApiError> {
+    let messages = match messages {
+        Some(messages) => messages,
+        None => body.read("messages", "a list of messages")?.unwrap_or_default(),
+    };
     let tools: Option<ChatValue> = body.read("tools", "a list of tool definitions")?;
     let opened: Option<bool> = body.read("add_generation_prompt", "true or false")?;
     let input = ChatInput {

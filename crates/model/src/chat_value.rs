@@ -15,6 +15,27 @@ use std::fmt;
 #[derive(Clone, Debug)]
 pub struct ChatValue(Value);
 
+impl ChatValue {
+    /// A list of these.
+    #[must_use]
+    pub fn list(items: Vec<Self>) -> Self {
+        Self(items.into_iter().map(|Self(item)| item).collect::<Vec<_>>().into())
+    }
+
+    /// Whether it is a message in OpenAI's form as most are: an object with a role, and with a text as its content, or without
+    /// content where it is an assistant's.
+    #[must_use]
+    pub fn is_plain_message(&self) -> bool {
+        let member = |name: &str| self.0.get_attr(name).unwrap_or_default();
+        if self.0.kind() != ValueKind::Map {
+            return false;
+        }
+        let (role, content) = (member("role"), member("content"));
+        let is_silent = role.as_str() == Some("assistant") && (content.is_none() || content.is_undefined());
+        role.as_str().is_some_and(|role| !role.is_empty()) && (content.as_str().is_some() || is_silent)
+    }
+}
+
 /// What a template's input is made from: [`ChatValue`], or JSON that is there already.
 pub trait ChatSource: sealed::Sealed {
     /// As the template sees it.
@@ -142,6 +163,29 @@ mod tests {
         check("[true, 1, -1, 0, 2.5, 1e30, 18446744073709551615, 18446744073709551616]");
         check(r#"{"a": {"c": "\u00e9\n\ud83d\ude42", "c": 2}, "b": [], "b": {}}"#);
         check(r#"["", "\u0000", "a long text, longer than what is kept in place"]"#);
+    }
+
+    #[test]
+    fn most_messages_are_plain() {
+        let check = |text: &str, expected: bool| {
+            let message: ChatValue = serde_json::from_str(text).unwrap();
+            assert_eq!(message.is_plain_message(), expected, "{text}");
+        };
+        check(r#"{"role": "user", "content": "hi"}"#, true);
+        check(r#"{"role": "user", "content": ""}"#, true);
+        check(r#"{"role": "assistant", "content": null}"#, true);
+        check(r#"{"role": "assistant", "tool_calls": []}"#, true);
+        check(r#"{"role": "user", "content": null}"#, false);
+        check(
+            r#"{"role": "user", "content": [{"type": "text", "text": "hi"}]}"#,
+            false,
+        );
+        check(r#"{"role": "assistant", "content": 7}"#, false);
+        check(r#"{"role": "", "content": "hi"}"#, false);
+        check(r#"{"role": 7, "content": "hi"}"#, false);
+        check(r#"{"content": "hi"}"#, false);
+        check(r#"["role", "content"]"#, false);
+        check("null", false);
     }
 
     #[test]

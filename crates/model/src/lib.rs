@@ -19,6 +19,7 @@ mod chat_value;
 mod config;
 mod cuts;
 mod download;
+mod emits;
 mod forward;
 mod gguf;
 mod gguf_error;

@@ -10,6 +10,7 @@
 //! description or absent parameters as null, and no others (0.32, `FunctionDefinition`).
 
 use crate::chat_value::{ChatSource, ChatValue, with_item};
+use crate::emits::{PRINT_PIECES, print_pieces, with_pieces};
 use crate::strftime::strftime;
 use crate::to_json::to_json;
 use minijinja::syntax::SyntaxConfig;
@@ -19,6 +20,9 @@ use serde_json::Value as Json;
 use std::sync::Arc;
 
 const NAME: &str = "chat";
+
+/// The same template with its printed sums as pieces ([`with_pieces`]).
+const IN_PIECES: &str = "chat-in-pieces";
 
 /// ChatML, for a model that declares its markers but no template.
 pub const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}\
@@ -76,7 +80,12 @@ impl ChatTemplate {
         environment.set_syntax(syntax.expect("the usual delimiters do not clash"));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
+        environment.add_function(PRINT_PIECES, print_pieces);
         environment.add_filter("tojson", to_json);
+        if let Some(in_pieces) = with_pieces(source) {
+            // Where the change makes no template of it, there is the one as it was.
+            drop(environment.add_template_owned(IN_PIECES, in_pieces));
+        }
         let added = environment.add_template_owned(NAME, source.to_owned());
         added.map_err(|error| TemplateError::Source(one_line(&error)))?;
         Ok(Self {
@@ -109,6 +118,11 @@ impl ChatTemplate {
             eos_token => self.eos.as_str(),
             strftime_now => now,
         };
+        if let Ok(in_pieces) = self.environment.get_template(IN_PIECES)
+            && let Ok(text) = in_pieces.render(&variables)
+        {
+            return Ok(text);
+        }
         let template = self
             .environment
             .get_template(NAME)
@@ -323,6 +337,57 @@ mod tests {
             "yes",
         );
         check("{{ messages[0].content }}\n", " Hi <b> ");
+    }
+
+    /// What a template gives with its sums in pieces, and as it was.
+    fn both(source: &str, messages: &Json) -> [Result<String, TemplateError>; 2] {
+        // A comment that holds the function's name keeps a template as it was.
+        let as_it_was = format!("{{# {PRINT_PIECES} #}}{source}");
+        assert!(
+            with_pieces(source).is_some() && with_pieces(&as_it_was).is_none(),
+            "{source}"
+        );
+        [source, &as_it_was].map(|source| render(source, messages, None))
+    }
+
+    #[test]
+    fn sums_in_pieces_print_what_sums_print() {
+        let messages = json!([
+            {"role": "system", "content": "Be <brief> & \u{e9}."},
+            {"role": "user", "content": " two\nlines "},
+            {"role": "assistant", "content": "", "n": 7, "list": [1], "tool_calls": []},
+        ]);
+        let check = |source: &str, is_rendered: bool| {
+            let [in_pieces, as_it_was] = both(source, &messages);
+            assert_eq!(in_pieces, as_it_was, "{source}");
+            assert_eq!(in_pieces.is_ok(), is_rendered, "{source}: {in_pieces:?}");
+        };
+        check(CHATML, true);
+        check(
+            "{{ 'a' + 'b' | upper }}{{ 'a' | upper + 'b' }}{{- messages[0].role + ' ' -}} \n {{ 'x' + messages[1]['content'].strip() }}",
+            true,
+        );
+        check(
+            "{% for m in messages %}\n{%- if loop.first %}{{ bos_token + m.content }}{{ '' + m.role }}{% endif -%}\n{{ m['role'] + '\\n\\'' + m['content'] | trim + \"\\\"\" }}{% endfor %}",
+            true,
+        );
+        check(
+            "{% set text %}{{ 'a' + messages[0].content }}{% endset %}{{ text | length }}{{ text }}",
+            true,
+        );
+        check(
+            "{% macro say(m) %}{{ '[' + m.content + ']' }}{% endmacro %}{{ say(messages[1]) | upper }}",
+            true,
+        );
+        check(
+            "{{ 'a' + (messages[0].role + 'b') + messages | map(attribute='role') | join('+') }}",
+            true,
+        );
+        // Whatever is no text is for the template as it was.
+        check("{{ 'a' + messages[2].n }}", false);
+        check("{{ 'a' + messages[0].missing }}", false);
+        check("{{ 'a' + messages[2].list }}", false);
+        check("{{ 'a' + raise_exception('no') }}", false);
     }
 
     /// What vLLM 0.32 handed to `tojson` for these tools.

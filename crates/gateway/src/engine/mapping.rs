@@ -13,6 +13,9 @@ use std::collections::{HashMap, VecDeque};
 /// Tokens after the last whole own block that are kept for each engine block: own blocks are no larger than this.
 const OWN_BLOCK_MAX: u32 = 4_096;
 
+/// Places in the order of blocks that are gone, fewer than which are not worth a look through it.
+const STALE_MIN: usize = 1_024;
+
 /// The map of one life of one engine.
 #[derive(Debug)]
 pub(crate) struct HashMapping {
@@ -157,7 +160,8 @@ impl HashMapping {
                 self.blocks.remove(&oldest);
             }
         }
-        if self.order.len() > 2 * self.capacity {
+        // An engine drops most blocks long before this map is full: their places in the order go when they are the most of it.
+        if self.order.len() > STALE_MIN + 2 * self.blocks.len() {
             let order = std::mem::take(&mut self.order);
             self.order = order
                 .into_iter()
@@ -305,10 +309,27 @@ mod tests {
         let mut mapping = HashMapping::new(1, 3);
         for block in 0..10 {
             mapping.translate(&[stored(&[block], None, &[block as u32], 1)]);
-            assert!(mapping.blocks.len() <= 3 && mapping.order.len() <= 6);
+            assert!(mapping.blocks.len() <= 3 && mapping.order.len() <= STALE_MIN + 6);
         }
         assert_eq!(mapping.translate(&[removed(&[0])]), []);
         assert_eq!(mapping.translate(&[removed(&[9])]).len(), 1);
+    }
+
+    #[test]
+    fn blocks_that_come_and_go_leave_nothing() {
+        let mut mapping = HashMapping::new(1, 1 << 20);
+        for block in 0..20_000 {
+            mapping.translate(&[stored(&[block], None, &[block as u32], 1)]);
+            if let Some(gone) = block.checked_sub(10) {
+                mapping.translate(&[removed(&[gone])]);
+            }
+            assert!(mapping.blocks.len() <= 11, "{block}");
+            assert!(
+                mapping.order.len() <= STALE_MIN + 22,
+                "{block}: {}",
+                mapping.order.len()
+            );
+        }
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! What is remembered of each session: who it is of, whom it belongs to, its last prompts, and where they broke.
 //!
 //! Memory is bounded twice, by sessions and by the blocks of their prompts; what was not used for longest is forgotten,
-//! and its next turn is the first of its session again.
+//! and its next turn is the first of its session again. So is the next turn of a session that was idle for long (`idle`).
 
 use super::breaks::{Break, compare};
 use super::outline::{Fresh, Outline, Seen};
@@ -111,6 +111,27 @@ impl Watch {
             .sessions
             .get(&session)
             .map(|remembered| remembered.note.clone())
+    }
+
+    /// Sessions that are remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.memory().sessions.len()
+    }
+
+    /// Now, in the order of uses.
+    pub(crate) fn mark(&self) -> u64 {
+        self.memory().next
+    }
+
+    /// Forgets sessions that took no turn since.
+    pub(crate) fn forget_unused_since(&self, mark: u64) {
+        let mut memory = self.memory();
+        while let Some((used, session)) = memory.by_use.first_key_value()
+            && *used < mark
+        {
+            let session = *session;
+            drop(memory.take(session));
+        }
     }
 
     fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {

@@ -13,7 +13,7 @@ use crate::tails::{OPENING_TOKENS, Tails};
 use crate::tokenise::{Text, Words, encode, unix_seconds};
 use bytes::Bytes;
 use homing_kv::Prompt;
-use homing_model::EncodedPrompt;
+use homing_model::{ChatValue, EncodedPrompt};
 use homing_router::event::{Compared, Leg, LegId, Turn};
 use homing_units::{Instant, RequestId};
 use homing_wire::anthropic;
@@ -374,10 +374,15 @@ fn parse(
         echo,
         session,
     } = received;
-    let (params, text, messages) = text_of(dialect.endpoint(), &body)?;
+    let Asked {
+        params,
+        text,
+        messages,
+        values,
+    } = asked(dialect.endpoint(), &body, words.is_some())?;
     let encoded = match (&text, words) {
         (Text::Tokens(tokens), _) => Some(EncodedPrompt::of_tokens(tokens.clone(), comparison.block_size)),
-        (_, Some(words)) => words.encode(&text)?,
+        (_, Some(words)) => words.encode(&text, values)?,
         (_, None) => None,
     };
     let tokenised = encoded.map(|encoded| Tokenised::new(encoded, comparison)).transpose()?;
@@ -393,12 +398,32 @@ fn parse(
     })
 }
 
-/// The parameters, what is to be tokenised, and the messages of a conversation.
-fn text_of(endpoint: Endpoint, body: &Body) -> Result<(GenerationParams, Text, Vec<Bytes>), ApiError> {
+/// What a request asks for.
+struct Asked {
+    params: GenerationParams,
+    text: Text,
+    /// The messages of a conversation, as slices of it.
+    messages: Vec<Bytes>,
+    /// The same as a template sees them, where it is rendered here.
+    values: Option<ChatValue>,
+}
+
+fn asked(endpoint: Endpoint, body: &Body, is_rendered: bool) -> Result<Asked, ApiError> {
     match endpoint {
         Endpoint::Chat => {
-            let (params, messages) = ChatRequest::check(body)?;
-            Ok((params, Text::Chat(body.clone()), messages))
+            let (params, messages, values) = if is_rendered {
+                let (params, messages, values) = ChatRequest::read(body, ChatValue::is_plain_message)?;
+                (params, messages, Some(ChatValue::list(values)))
+            } else {
+                let (params, messages) = ChatRequest::check(body)?;
+                (params, messages, None)
+            };
+            Ok(Asked {
+                params,
+                text: Text::Chat(body.clone()),
+                messages,
+                values,
+            })
         }
         Endpoint::Completions => {
             let request = CompletionRequest::from_body(body)?;
@@ -409,7 +434,12 @@ fn text_of(endpoint: Endpoint, body: &Body) -> Result<(GenerationParams, Text, V
                     add_special_tokens: flag_or(body, "add_special_tokens", true)?,
                 },
             };
-            Ok((request.params, text, Vec::new()))
+            Ok(Asked {
+                params: request.params,
+                text,
+                messages: Vec::new(),
+                values: None,
+            })
         }
     }
 }

@@ -1,23 +1,64 @@
-//! Whether a conversation is in form, seen without a copy of its texts.
+//! Whether a conversation is in form, in one walk over it, or without a copy of its texts.
 //!
-//! A long conversation is half a megabyte, of which a router reads nothing but its form before it renders it: roles, and of what
-//! kind contents are. Here each message is a slice of the request.
+//! A long conversation is half a megabyte, and each walk over it takes a tenth of a millisecond or more. Who renders it
+//! reads its messages as values; their form is seen on these. Who does not looks at roles and kinds of contents alone. Either way
+//! each message is a slice of the request.
 
 use super::request::invalid;
 use super::{ApiError, Body, ContentPart};
 use bytes::Bytes;
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
+
+const EXPECTED: &str = "a list of messages";
+
+/// White space of JSON.
+const BLANKS: [char; 4] = [' ', '\n', '\r', '\t'];
+
+/// The messages of a conversation in form, as slices of it and as values. `is_plain` says of a value that it is in form;
+/// where it does not know, the slices are looked at.
+///
+/// # Errors
+/// What [`ChatRequest::from_body`](super::ChatRequest::from_body) says of the same conversation.
+pub(super) fn read_messages<T: DeserializeOwned>(
+    body: &Body,
+    is_plain: impl Fn(&T) -> bool,
+) -> Result<(Vec<Bytes>, Vec<T>), ApiError> {
+    if let Some(plain) = body.get("messages").and_then(|list| plain_messages(list, is_plain)) {
+        return Ok(plain);
+    }
+    let slices = check_messages(body)?;
+    let values = body.read("messages", EXPECTED)?.unwrap_or_default();
+    Ok((slices, values))
+}
+
+/// The messages, if each is an object that `is_plain`.
+fn plain_messages<T: DeserializeOwned>(list: &Bytes, is_plain: impl Fn(&T) -> bool) -> Option<(Vec<Bytes>, Vec<T>)> {
+    let (mut slices, mut values) = (Vec::new(), Vec::new());
+    let mut rest = str::from_utf8(list).ok()?.trim_matches(BLANKS).strip_prefix('[')?;
+    loop {
+        rest = rest.trim_start_matches(BLANKS);
+        let mut messages = serde_json::Deserializer::from_str(rest).into_iter::<T>();
+        let value = messages.next()?.ok().filter(&is_plain)?;
+        let (message, after) = rest.split_at(messages.byte_offset());
+        slices.push(list.slice_ref(message.as_bytes()));
+        values.push(value);
+        rest = after.trim_start_matches(BLANKS);
+        match rest.strip_prefix(',') {
+            Some(next) => rest = next,
+            None => return (rest == "]").then_some((slices, values)),
+        }
+    }
+}
 
 /// The messages of a conversation in form, as slices of it: each as far as a template needs it to be right.
 ///
 /// # Errors
 /// What [`ChatRequest::from_body`](super::ChatRequest::from_body) says of the same conversation.
 pub(super) fn check_messages(body: &Body) -> Result<Vec<Bytes>, ApiError> {
-    const EXPECTED: &str = "a list of messages";
     let missing = || invalid("messages", "`messages` is missing, expected a list of messages");
     let list = body.get("messages").filter(|list| list.as_ref() != b"null");
     let list = list.ok_or_else(missing)?;
@@ -88,6 +129,31 @@ impl<'de> Deserialize<'de> for Form<'de> {
         }
         deserializer.deserialize_map(Look)
     }
+}
+
+/// Tools are a list of objects; what is in these is for the template and the engine.
+///
+/// # Errors
+/// What [`ChatRequest::from_body`](super::ChatRequest::from_body) says of the same tools.
+pub(super) fn check_tools(body: &Body) -> Result<(), ApiError> {
+    let Some(list) = body.get("tools").filter(|list| list.as_ref() != b"null") else {
+        return Ok(());
+    };
+    let Ok(tools) = serde_json::from_slice::<Vec<&RawValue>>(list) else {
+        // Reading it says what is wrong with it.
+        return body.read::<Vec<Value>>("tools", EXPECTED_TOOLS).map(|_| ());
+    };
+    let wrong = tools.iter().position(|tool| !tool.get().starts_with('{'));
+    wrong.map_or(Ok(()), |index| Err(no_tool(index)))
+}
+
+pub(super) const EXPECTED_TOOLS: &str = "a list of tool definitions";
+
+pub(super) fn no_tool(index: usize) -> ApiError {
+    invalid(
+        "tools",
+        format!("`tools[{index}]` is no object, expected a tool definition"),
+    )
 }
 
 pub(super) fn without_role(index: usize) -> ApiError {

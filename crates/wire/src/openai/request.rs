@@ -4,9 +4,12 @@
 //! that members which nobody here knows stay in the body for the engine. Whether the model exists and whether the
 //! prompt fits is for those who know the model.
 
-use super::conversation::{check_messages, without_content, without_role, wrong_content};
+use super::conversation::{
+    EXPECTED_TOOLS, check_messages, check_tools, no_tool, read_messages, without_content, without_role, wrong_content,
+};
 use super::{ApiError, Body};
 use bytes::Bytes;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -169,16 +172,36 @@ impl ChatRequest {
     }
 
     /// The parameters of a request in form, and its messages as slices of it. The conversation is looked at where it lies and
-    /// not copied: a router renders it from the same bytes, and has no other use for it.
+    /// not copied, for a router that does not render it.
     ///
     /// # Errors
     /// Those of [`from_body`](Self::from_body).
     pub fn check(body: &Body) -> Result<(GenerationParams, Vec<Bytes>), ApiError> {
         let params = Self::params(body)?;
         let messages = check_messages(body)?;
-        tools(body)?;
-        body.read::<bool>("add_generation_prompt", "true or false")?;
+        Self::check_rest(body)?;
         Ok((params, messages))
+    }
+
+    /// The same with the messages as values, for a router that renders them, in one walk over the conversation. `is_plain` says
+    /// of a value that it is an object with a role that is not empty, and with a text as its content (or none, in an
+    /// assistant's); what is not plain is looked at once more.
+    ///
+    /// # Errors
+    /// Those of [`from_body`](Self::from_body), and a message that is no such value.
+    pub fn read<T: DeserializeOwned>(
+        body: &Body,
+        is_plain: impl Fn(&T) -> bool,
+    ) -> Result<(GenerationParams, Vec<Bytes>, Vec<T>), ApiError> {
+        let params = Self::params(body)?;
+        let (messages, values) = read_messages(body, is_plain)?;
+        Self::check_rest(body)?;
+        Ok((params, messages, values))
+    }
+
+    fn check_rest(body: &Body) -> Result<(), ApiError> {
+        check_tools(body)?;
+        body.read::<bool>("add_generation_prompt", "true or false").map(|_| ())
     }
 
     fn params(body: &Body) -> Result<GenerationParams, ApiError> {
@@ -370,15 +393,9 @@ impl StreamOptions {
 }
 
 fn tools(body: &Body) -> Result<Option<Vec<Value>>, ApiError> {
-    let tools: Option<Vec<Value>> = body.read("tools", "a list of tool definitions")?;
+    let tools: Option<Vec<Value>> = body.read("tools", EXPECTED_TOOLS)?;
     let wrong = tools.iter().flatten().position(|tool| !tool.is_object());
-    match wrong {
-        None => Ok(tools),
-        Some(index) => Err(invalid(
-            "tools",
-            format!("`tools[{index}]` is no object, expected a tool definition"),
-        )),
-    }
+    wrong.map_or(Ok(tools), |index| Err(no_tool(index)))
 }
 
 fn stop_strings(body: &Body) -> Result<Vec<String>, ApiError> {

@@ -10,9 +10,23 @@ fn chat(text: &str) -> Result<ChatRequest, ApiError> {
     ChatRequest::parse(&Bytes::copy_from_slice(text.as_bytes()))
 }
 
-/// The same request with its conversation looked at where it lies.
+/// The same request with its conversation looked at where it lies, and read in one walk: both find the same.
 fn looked_at(text: &str) -> Result<GenerationParams, ApiError> {
-    let (params, messages) = ChatRequest::check(&Body::parse(&Bytes::copy_from_slice(text.as_bytes()))?)?;
+    let body = Body::parse(&Bytes::copy_from_slice(text.as_bytes()))?;
+    let checked = ChatRequest::check(&body);
+    let is_plain = |message: &Value| {
+        message["role"].as_str().is_some_and(|role| !role.is_empty()) && message["content"].is_string()
+    };
+    let read = ChatRequest::read::<Value>(&body, is_plain).map(|(params, messages, values)| {
+        let parsed: Vec<Value> = messages
+            .iter()
+            .map(|message| serde_json::from_slice(message).unwrap())
+            .collect();
+        assert_eq!(values, parsed, "{text}");
+        (params, messages)
+    });
+    assert_eq!(read, checked, "{text}");
+    let (params, messages) = checked?;
     assert!(messages.iter().all(|message| message.starts_with(b"{")), "{text}");
     Ok(params)
 }
@@ -176,6 +190,13 @@ fn conversations_are_checked() {
     );
     assert_eq!((good.messages.len(), good.tools.map(|tools| tools.len())), (3, Some(1)));
     assert_eq!(good.params.logprobs, Some(2));
+
+    for plain in [
+        r#"{"messages":[{"role":"user","content":"a"}]}"#,
+        "{\"messages\": [ {\"role\":\"user\",\"content\":\"]},{[\\\"\"}\t,\r\n {\"content\":\"\",\"role\":\"tool\"} ] }",
+    ] {
+        assert!(looked_at(plain).is_ok(), "{plain}");
+    }
 
     let check = |text: &str, param: &str| {
         let error = chat(text).expect_err(text);
