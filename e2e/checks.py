@@ -42,6 +42,7 @@ class Turn:
         self.worker = headers["x-homing-worker"]
         self.request = headers["x-request-id"]
         self.expected = int(headers["x-homing-cached-tokens"])
+        self.why = cluster.router.explain(self.request)
         decoded = cluster.engines[self.worker].tokens_since(before[self.worker], len(prompt))
         # What the others did ended before; their metrics may be a moment behind.
         time.sleep(0.5)
@@ -99,7 +100,7 @@ def heavy(cluster, row):
     turn = session.turn(1500, 24)
     held = whole_blocks(1000 + 24 - 1)
     took = turn.took[turn.worker]
-    row("through P, to the same worker", turn.path == "reseed" and turn.worker == first.worker, (turn.path, turn.worker))
+    row("through P, to the same worker", turn.path == "reseed" and turn.worker == first.worker, (turn.path, turn.worker, turn.why))
     row("D had its prefix", took["local_cache_hit"] == held, took)
     missing = len(turn.prompt) - held
     row("only the missing blocks are pulled", took["external_kv_transfer"] == missing, f"{took['external_kv_transfer']} of {len(turn.prompt)}")
@@ -116,7 +117,7 @@ def fetch(cluster, row):
     held = whole_blocks(len(session.history) - 1)
     turn = session.turn(1500, 24)
     at_p, at_d = turn.took["p"], turn.took[turn.worker]
-    row("through P, to the same worker", turn.path == "reseed" and turn.worker == first.worker, (turn.path, turn.worker))
+    row("through P, to the same worker", turn.path == "reseed" and turn.worker == first.worker, (turn.path, turn.worker, turn.why))
     row("P pulled what it lacked of the history", at_p["external_kv_transfer"] == held - whole_blocks(1000), at_p)
     row("P computed the tail only", at_p["local_compute"] <= len(turn.prompt) - held + BLOCK_SIZE, at_p)
     row("D pulled back only what is new", at_d["external_kv_transfer"] == len(turn.prompt) - held, at_d)
@@ -220,7 +221,7 @@ def migrate(cluster, row):
         for answer in busy:
             answer.stop()
     took = turn.took[turn.worker]
-    row("path", turn.path == "migrate", (turn.path, [answer.worker for answer in busy]))
+    row("path", turn.path == "migrate", (turn.path, [answer.worker for answer in busy], turn.why))
     row("another worker", turn.worker != first.worker, (first.worker, turn.worker))
     row("it pulled the session's KV", took["external_kv_transfer"] == len(turn.prompt), took)
     row("P did nothing", sum(turn.took["p"].values()) == 0, turn.took["p"])

@@ -288,6 +288,11 @@ class Router(Process):
         fields = (FIELD.findall(line) for line in lines if TURN in line)
         return [{name: quoted or bare for name, quoted, bare in found} for found in fields]
 
+    def explain(self, request):
+        """Why a turn went where it went: the reason, and the plans that were thought of with their costs in seconds."""
+        found = json.loads(get(f"{self.url}/admin/explain/{request}"))
+        return json.dumps(found)
+
     def sample(self, name):
         """One sample of its metrics, by name and labels."""
         return samples(get(f"{self.url}/metrics")).get(name, 0)

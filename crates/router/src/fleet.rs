@@ -6,7 +6,7 @@
 use crate::action::WorkerState;
 use crate::event::{HealthReport, LoadReport, WorkerInfo};
 use crate::feed::Feed;
-use crate::learning::StepFit;
+use crate::learning::{StepFit, Work};
 use crate::router::Prefilled;
 use crate::speed::Speed;
 use homing_units::{BootEpoch, Duration, Instant, WorkerId};
@@ -19,9 +19,21 @@ const PAST_EPOCHS: usize = 8;
 const TTFT_MEMORY: f64 = 8.0;
 
 /// All workers, by id.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Fleet {
     workers: BTreeMap<WorkerId, Worker>,
+    /// How fast its workers are as a rule: what is thought of one that has not shown it yet. Without this, whoever has served
+    /// nothing looks like the built-in hardware, and on slower hardware every turn would be drawn there.
+    usual: StepFit,
+}
+
+impl Default for Fleet {
+    fn default() -> Self {
+        Self {
+            workers: BTreeMap::new(),
+            usual: StepFit::new(Speed::default()),
+        }
+    }
 }
 
 /// A worker.
@@ -40,7 +52,7 @@ pub(crate) struct Worker {
     pub(crate) assigned_requests: u64,
     /// Running mean of the time to first token of what it decoded, in seconds.
     pub(crate) recent_ttft_s: Option<f64>,
-    /// How fast it is, as far as that is known.
+    /// How fast it is, as far as it has shown: see [`Fleet::speed`].
     pub(crate) steps: StepFit,
     /// Prefill that it was ever sent.
     pub(crate) prefilled: Prefilled,
@@ -115,6 +127,27 @@ impl Fleet {
                 ..Worker::new(info)
             },
         );
+    }
+
+    /// How fast a worker is, as far as that is known.
+    pub(crate) fn speed(&self, worker: &Worker) -> Speed {
+        if worker.steps.seen() == 0 {
+            self.usual.speed()
+        } else {
+            worker.steps.speed()
+        }
+    }
+
+    /// So much work took a worker so many seconds.
+    pub(crate) fn learn(&mut self, id: WorkerId, work: &Work, seconds: f64) {
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return;
+        };
+        if worker.steps.seen() == 0 {
+            worker.steps = StepFit::like(&self.usual);
+        }
+        worker.steps.learn(work, seconds);
+        self.usual.learn(work, seconds);
     }
 
     pub(crate) fn leave(&mut self, id: WorkerId) -> bool {

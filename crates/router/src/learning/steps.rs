@@ -1,7 +1,8 @@
 //! A worker's speed, learnt from what its requests took: an online fit of the calibrated form.
 //!
 //! A duration is linear in the figures of [`Speed`] once the saturation of the experts is fixed, which is taken from the built-in
-//! hardware: so many steps, experts woken, tokens, pairs, tokens of context, and the front end. The fit is recursive least squares
+//! hardware: so many steps, experts woken, tokens, pairs, tokens of context, the front end, and of KV that is pulled a setup
+//! and so many tokens. The fit is recursive least squares
 //! in the ratios of each figure to its built-in value, with a ridge that holds each ratio near 1 until there is evidence, and
 //! on relative errors, because a prefill takes a thousand times as long as a token. Old evidence fades, so a worker that becomes
 //! slower is noticed.
@@ -14,7 +15,7 @@
 use crate::speed::Speed;
 
 /// Figures that are learnt.
-const FIGURES: usize = 6;
+const FIGURES: usize = 8;
 
 /// How far from its built-in value a figure may be, as a variance of the ratio: hardware differs by a factor of five.
 const RIDGE: f64 = 4.0;
@@ -46,6 +47,10 @@ pub(crate) struct Work {
     pub(crate) context: f64,
     /// Front ends passed.
     pub(crate) fronts: f64,
+    /// Transfers set up.
+    pub(crate) setups: f64,
+    /// Tokens whose KV came over a NIC.
+    pub(crate) moved: f64,
 }
 
 /// A worker's speed as far as it is known.
@@ -72,6 +77,16 @@ impl Work {
             pairs,
             context: steps * context,
             fronts: 1.0,
+            ..Self::default()
+        }
+    }
+
+    /// Pulling the KV of so many tokens, and the step that gives the first token, beside a batch that decodes.
+    pub(crate) fn pull(speed: &Speed, moved: f64, batch: f64, context: f64) -> Self {
+        Self {
+            setups: 1.0,
+            moved,
+            ..Self::prefill(speed, 1.0, 0.0, batch, context)
         }
     }
 
@@ -83,7 +98,7 @@ impl Work {
             tokens: tokens * batch,
             pairs: 0.0,
             context: tokens * context,
-            fronts: 0.0,
+            ..Self::default()
         }
     }
 
@@ -112,6 +127,8 @@ impl Work {
             self.pairs,
             self.context,
             self.fronts,
+            self.setups,
+            self.moved,
         ]
     }
 }
@@ -124,6 +141,8 @@ const fn figures(speed: &Speed) -> [f64; FIGURES] {
         speed.pair_s,
         speed.context_s,
         speed.front_s,
+        speed.setup_s,
+        speed.moved_token_s,
     ]
 }
 
@@ -143,10 +162,26 @@ impl StepFit {
         }
     }
 
+    /// Nothing is known yet of a worker among others that are known: it is taken to be like them until it shows otherwise.
+    pub(crate) fn like(others: &Self) -> Self {
+        Self {
+            ratios: others.ratios,
+            ..Self::new(others.built_in)
+        }
+    }
+
     /// The worker's speed as far as it is known.
     pub(crate) fn speed(&self) -> Speed {
-        let [base_s, experts_s, token_s, pair_s, context_s, front_s] =
-            std::array::from_fn(|index| figures(&self.built_in)[index] * self.ratios[index]);
+        let [
+            base_s,
+            experts_s,
+            token_s,
+            pair_s,
+            context_s,
+            front_s,
+            setup_s,
+            moved_token_s,
+        ] = std::array::from_fn(|index| figures(&self.built_in)[index] * self.ratios[index]);
         Speed {
             base_s,
             experts_s,
@@ -154,6 +189,8 @@ impl StepFit {
             pair_s,
             context_s,
             front_s,
+            setup_s,
+            moved_token_s,
             ..self.built_in
         }
     }
@@ -305,6 +342,49 @@ mod tests {
             assert!(clean <= 0.10, "{name}: {clean}, before {before}");
             assert!(stalled <= 0.20, "{name} with outliers: {stalled}, before {before}");
         }
+    }
+
+    #[test]
+    fn a_slow_network_is_found_out_from_what_is_pulled() {
+        let mut rng = rng_for(5, "network");
+        let (truth, told) = (Speed::of("h20").expect("known"), Speed::default());
+        let (setup_s, moved_token_s) = (0.120, 3.0 * told.moved_token_s);
+        let mut fit = StepFit::new(told);
+        let pulled = |rng: &mut Rng| {
+            let moved = 500.0 * libm::pow(200.0, rng.random::<f64>());
+            let seconds = 0.025 + setup_s + moved * moved_token_s + truth.step_s(5.0, 0.0, 1e5);
+            (Work::pull(&told, moved, 4.0, 1e5), seconds)
+        };
+        for _ in 0..200 {
+            let (work, seconds) = pulled(&mut rng);
+            fit.learn(&work, seconds * (0.95 + 0.1 * rng.random::<f64>()));
+        }
+        let (work, seconds) = pulled(&mut rng);
+        let found = predicted(&fit.speed(), &work);
+        assert!((found / seconds - 1.0).abs() < 0.1, "{found} s, it takes {seconds} s");
+        let speed = fit.speed();
+        let per_token = speed.moved_token_s / moved_token_s;
+        assert!((0.7..1.3).contains(&per_token), "{per_token} of what a token takes");
+    }
+
+    #[test]
+    fn one_among_known_others_is_like_them_until_it_shows_otherwise() {
+        let mut others = StepFit::new(Speed::default());
+        let mut rng = rng_for(9, "others");
+        for _ in 0..100 {
+            let (first, first_s, rest, rest_s) = observed(qwen_32b, &mut rng);
+            others.learn(&first, first_s);
+            others.learn(&rest, rest_s);
+        }
+        let mut one = StepFit::like(&others);
+        assert_eq!((one.speed(), one.seen()), (others.speed(), 0));
+        let (first, ..) = observed(qwen_32b, &mut rng);
+        let usual_s = predicted(&others.speed(), &first);
+        for _ in 0..30 {
+            one.learn(&first, 3.0 * usual_s);
+        }
+        let found = predicted(&one.speed(), &first) / usual_s;
+        assert!((2.5..3.5).contains(&found), "{found} times as slow, it is three times");
     }
 
     #[test]

@@ -196,12 +196,12 @@ impl Homing {
     }
 }
 
-/// The worker that holds this session's history, if one does: its own blocks, and at least half of the prompt.
+/// The worker that holds this session's history, if one does: its own blocks, and at least half of the prompt or, where the turn
+/// itself is most of it, what the session's last plan left there.
 fn home<'b>(board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
     let holds = |worker: &&WorkerView| {
-        !turn.new_family
-            && worker.exclusive_tokens > 0
-            && u64::from(worker.lacks(turn)) * 2 <= u64::from(turn.prompt_tokens)
+        let half = u64::from(worker.lacks(turn)) * 2 <= u64::from(turn.prompt_tokens);
+        !turn.new_family && worker.exclusive_tokens > 0 && (half || turn.home == Some(worker.id))
     };
     board.decoders().filter(holds).max_by_key(|worker| {
         (

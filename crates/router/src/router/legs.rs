@@ -196,9 +196,10 @@ impl Router {
         }
         self.enter(id, Phase::Connecting);
         self.predict(id, plan.decode);
-        if plan.prefill.is_none() {
-            let lacks = self.requests[&id].prompt.tokens - self.placed(id).decode_cached_tokens;
-            self.watch_prefill(id, plan.decode, lacks);
+        let lacks = self.requests[&id].prompt.tokens - self.placed(id).decode_cached_tokens;
+        match plan.prefill {
+            None => self.watch_prefill(id, plan.decode, lacks),
+            Some(from) => self.watch_pull(id, from, plan.decode, lacks),
         }
         let kv = plan.prefill.map_or(KvUse::Local, |from| KvUse::Import { from });
         self.dispatch(id, Leg::Decode, plan.decode, kv);

@@ -1,10 +1,12 @@
-//! What legs took, for the fit of their worker's speed. Two stretches of a request are clear: from its leg's dispatch to the
-//! end of its prefill, where nothing was queued ahead of it, and from its first token to its last.
+//! What legs took, for the fit of their worker's speed. Three stretches of a request are clear: from its leg's dispatch to the
+//! end of its prefill, where nothing was queued ahead of it; from its leg's dispatch to its first token, where all of its KV
+//! was ready to be pulled and nobody else pulled; and from its first token to its last.
 //!
 //! What was prefilled beside a decoding request is counted by what was sent to the worker meanwhile, so that an answer that
 //! was stalled by others does not make the worker's decoding look slow.
 
 use super::Router;
+use crate::admission::Account;
 use crate::learning::Work;
 use crate::speed::pairs;
 use homing_units::{Instant, RequestId, WorkerId};
@@ -16,10 +18,18 @@ pub(crate) struct Watch {
     since: Instant,
     batch: f64,
     context: f64,
-    /// Of a prefill: what it is.
-    prefill: Option<Prefilled>,
-    /// Of an answer: what the worker had been sent before.
-    before: Prefilled,
+    what: Watched,
+}
+
+/// What is being timed.
+#[derive(Clone, Copy, Debug)]
+enum Watched {
+    /// This prefill.
+    Prefill(Prefilled),
+    /// The pull of the KV of so many tokens.
+    Pull(f64),
+    /// An answer: what the worker had been sent to prefill before.
+    Answer(Prefilled),
 }
 
 /// Prefill that was sent to a worker.
@@ -45,41 +55,42 @@ impl Router {
         record.prefilled = record.prefilled.plus(work);
         // Its own tokens are booked already; more than these is a queue.
         let alone = account.append_tokens + account.prefill_tokens <= u64::from(tokens);
-        request.watch = alone.then_some(Watch {
-            worker,
-            since: self.now,
-            batch: f64::from(account.decodes),
-            context: account.decode_tokens as f64,
-            prefill: Some(work),
-            before: Prefilled::default(),
-        });
+        request.watch = alone.then(|| Watch::new(self.now, worker, &account, Watched::Prefill(work)));
     }
 
-    /// The request's prefill is done there: learns from it, if it was watched.
+    /// A leg that pulls the KV of so many tokens from a worker that has it is sent.
+    pub(super) fn watch_pull(&mut self, id: RequestId, from: WorkerId, worker: WorkerId, tokens: u32) {
+        let (source, account) = (self.ledger.account(from), self.ledger.account(worker));
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
+        // Itself alone, on both NICs, and no prefill that its first token would wait for.
+        let alone = source.exports <= 1 && account.seeds <= 1 && account.append_tokens + account.prefill_tokens == 0;
+        let what = Watched::Pull(f64::from(tokens));
+        request.watch = alone.then(|| Watch::new(self.now, worker, &account, what));
+    }
+
+    /// The request's prefill or pull is done there: learns from it, if it was watched.
     pub(super) fn learn_prefill(&mut self, id: RequestId, worker: WorkerId) {
         let Some((watch, seconds)) = self.watched(id, worker) else {
             return;
         };
-        let (Some(work), Some(record)) = (watch.prefill, self.fleet.get_mut(worker)) else {
+        let Some(speed) = self.fleet.get(worker).map(|record| self.fleet.speed(record)) else {
             return;
         };
-        let built_in = record.steps.speed();
-        let work = Work::prefill(&built_in, work.tokens, work.pairs, watch.batch, watch.context);
-        record.steps.learn(&work, seconds);
+        let work = match watch.what {
+            Watched::Prefill(work) => Work::prefill(&speed, work.tokens, work.pairs, watch.batch, watch.context),
+            Watched::Pull(tokens) => Work::pull(&speed, tokens, watch.batch, watch.context),
+            Watched::Answer(_) => return,
+        };
+        self.fleet.learn(worker, &work, seconds);
     }
 
     /// The request's first token is out.
     pub(super) fn watch_answer(&mut self, id: RequestId, worker: WorkerId) {
         let account = self.ledger.account(worker);
         let Some(record) = self.fleet.get(worker) else { return };
-        let watch = Watch {
-            worker,
-            since: self.now,
-            batch: f64::from(account.decodes),
-            context: account.decode_tokens as f64,
-            prefill: None,
-            before: record.prefilled,
-        };
+        let watch = Watch::new(self.now, worker, &account, Watched::Answer(record.prefilled));
         if let Some(request) = self.requests.get_mut(&id) {
             request.watch = Some(watch);
         }
@@ -91,25 +102,24 @@ impl Router {
         let Some((watch, seconds)) = self.watched(id, worker) else {
             return;
         };
-        let Some(record) = self
-            .fleet
-            .get_mut(worker)
-            .filter(|_| watch.prefill.is_none() && output_tokens > 1)
-        else {
+        let Watched::Answer(before) = watch.what else {
             return;
         };
-        let beside = record.prefilled.minus(watch.before);
+        let Some(record) = self.fleet.get(worker).filter(|_| output_tokens > 1) else {
+            return;
+        };
+        let beside = record.prefilled.minus(before);
         let mean = |first: f64, last: f64| f64::midpoint(first, last).max(1.0);
         let batch = mean(watch.batch, f64::from(account.decodes));
         let context = mean(watch.context, account.decode_tokens as f64);
-        let speed = record.steps.speed();
+        let speed = self.fleet.speed(record);
         let work = Work::decode(&speed, f64::from(output_tokens - 1), batch, context).beside(
             &speed,
             beside.tokens,
             beside.pairs,
             beside.legs,
         );
-        record.steps.learn(&work, seconds);
+        self.fleet.learn(worker, &work, seconds);
     }
 
     /// What was timed of this request at this worker, and how long it took.
@@ -117,6 +127,18 @@ impl Router {
         let watch = self.requests.get_mut(&id)?.watch.take()?;
         let seconds = self.now.saturating_since(watch.since).as_secs_f64();
         (watch.worker == worker).then_some((watch, seconds))
+    }
+}
+
+impl Watch {
+    fn new(now: Instant, worker: WorkerId, account: &Account, what: Watched) -> Self {
+        Self {
+            worker,
+            since: now,
+            batch: f64::from(account.decodes),
+            context: account.decode_tokens as f64,
+            what,
+        }
     }
 }
 

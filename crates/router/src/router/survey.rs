@@ -96,7 +96,7 @@ impl Router {
             live_sessions: others.live_sessions,
             cached_tokens: u64::from(indexed.gpu) * u64::from(self.config.block_size),
             spills: indexed.host > 0,
-            speed: worker.steps.speed(),
+            speed: self.fleet.speed(worker),
             resident_tokens,
             host_tokens: held_tokens - resident_tokens,
             exclusive_tokens: if new_family { 0 } else { exclusive.min(held_tokens) },
