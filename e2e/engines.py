@@ -290,8 +290,9 @@ class Router(Process):
 
     def explain(self, request):
         """Why a turn went where it went: the reason, and the plans that were thought of with their costs in seconds."""
-        found = json.loads(get(f"{self.url}/admin/explain/{request}"))
-        return json.dumps(found)
+        decision = json.loads(get(f"{self.url}/admin/explain/{request}"))["attempts"][-1]["decision"]
+        plans = (f"{plan['path']} {plan['prefill']}>{plan['decode']} {plan['score']:.3f}" for plan in decision["candidates"])
+        return f"{decision['reason']} ({', '.join(plans)})"
 
     def sample(self, name):
         """One sample of its metrics, by name and labels."""

@@ -58,8 +58,9 @@ def configuration(lab, engines):
         f'tokenizer = "{lab.model}"',
         "[router]",
         f"block_size = {BLOCK_SIZE}",
-        # Small figures, so that prompts of hundreds of tokens take every path.
-        'policy = "homing:append_tokens=1024:local_tokens=256:margin=0.05:margin_s=0:fetch_s=0"',
+        # Small figures, so that prompts of hundreds of tokens take every path. Plans are priced with told speeds: the engines
+        # share two cores, so what the router learns of which of them is slower is noise.
+        'policy = "homing:append_tokens=1024:local_tokens=256:margin=0.05:margin_s=0:fetch_s=0:speed=h200"',
         "migrate = true",
     ]
     sources = {"p": engines["p"].events, "d0": f"tcp://127.0.0.1:{PORT + 22}", "d1": f"bind:{engines['d1'].events}"}

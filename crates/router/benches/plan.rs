@@ -62,6 +62,7 @@ fn turn() -> TurnView {
         expected_turns: 8.0,
         block_size: 16,
         shared_tokens: 12_000,
+        history_tokens: 39_000,
         prefix: None,
         new_family: false,
         was_resident: true,

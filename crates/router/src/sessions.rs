@@ -67,6 +67,8 @@ pub(crate) struct Session {
     pub(crate) last: Prompt,
     /// Tokens at its beginning that other families show too.
     shared_tokens: u32,
+    /// Whole blocks at its beginning that the session's prompt before it had too: its history.
+    pub(crate) history_blocks: u32,
     /// What the driver calls that prompt, if it does.
     last_id: Option<PromptId>,
     /// Turns that have begun.
@@ -354,6 +356,7 @@ impl Sessions {
             key,
             last,
             shared_tokens: 0,
+            history_blocks: 0,
             last_id: None,
             turns: 0,
             in_flight: 0,
@@ -370,14 +373,16 @@ impl Sessions {
     fn replace_prompt(&mut self, id: SessionId, prompt: &Prompt, index: &mut ResidencyIndex) {
         let family = self.sessions[&id].family;
         let shared_tokens = shared_tokens(family, prompt, index);
+        let history = shared_blocks(&self.sessions[&id].last.blocks, &prompt.blocks);
         let mut last = prompt.clone();
         self.change(id, |session, _| {
             std::mem::swap(&mut session.last, &mut last);
             session.shared_tokens = shared_tokens;
+            session.history_blocks = u32::try_from(history).unwrap_or(u32::MAX);
         });
         let old = last;
         self.blocks = self.blocks + prompt.blocks.len() - old.blocks.len();
-        if shared_blocks(&old.blocks, &prompt.blocks) == old.blocks.len() {
+        if history == old.blocks.len() {
             index.own(family, &prompt.blocks);
         } else {
             self.own_again(family, index);

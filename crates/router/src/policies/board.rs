@@ -107,6 +107,8 @@ pub struct TurnView {
     pub block_size: u32,
     /// Tokens at the prompt's beginning that other families show too: boilerplate, as far as it is known.
     pub shared_tokens: u32,
+    /// Tokens at the prompt's beginning that the session's prompt before it had too; 0 for its first.
+    pub history_tokens: u32,
     /// The hash of the prompt's first block, and of the last block within its first 256 tokens; `None` where it has no
     /// whole block.
     pub prefix: Option<(BlockHash, BlockHash)>,

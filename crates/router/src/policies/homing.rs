@@ -33,6 +33,7 @@ pub use cost::Terms;
 
 use super::spec::Parameters;
 use super::{Board, Choice, Considered, Policy, PolicyError, TurnView, WorkerView};
+use crate::speed::Speed;
 use estimate::Estimate;
 use plans::Priced;
 
@@ -63,6 +64,8 @@ pub struct HomingConfig {
     pub local_tokens: u32,
     /// Whether a session's KV is moved from one decode worker to another.
     pub moves: bool,
+    /// The figures that plans are priced with, of each worker alike; `None` for what is learnt of each.
+    pub speed: Option<Speed>,
     /// The terms that count.
     pub terms: Terms,
 }
@@ -82,6 +85,7 @@ impl Default for HomingConfig {
             overflow: 3.0,
             fetch_s: 0.05,
             moves: true,
+            speed: None,
             terms: Terms::default(),
         }
     }
@@ -102,6 +106,11 @@ impl HomingConfig {
             fetch_s: parameters.number("fetch_s", default.fetch_s)?,
             local_tokens: parameters.whole("local_tokens", default.local_tokens)?,
             moves: parameters.choice("moves", "`on` or `off`", &["on", "off"])? == "on",
+            speed: {
+                let expected = "`learnt`, `h200`, `h100`, `h20` or `b200`";
+                let words = ["learnt", "h200", "h100", "h20", "b200"];
+                Speed::of(parameters.choice("speed", expected, &words)?)
+            },
             terms: Terms::parse(parameters)?,
         })
     }
@@ -196,12 +205,13 @@ impl Homing {
     }
 }
 
-/// The worker that holds this session's history, if one does: its own blocks, and at least half of the prompt or, where the turn
-/// itself is most of it, what the session's last plan left there.
+/// The worker that holds this session's history, if one does: its own blocks, and at least half of the prompt or, of a turn that
+/// is longer than all before it, half of what was before it.
 fn home<'b>(board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
     let holds = |worker: &&WorkerView| {
-        let half = u64::from(worker.lacks(turn)) * 2 <= u64::from(turn.prompt_tokens);
-        !turn.new_family && worker.exclusive_tokens > 0 && (half || turn.home == Some(worker.id))
+        let heavy = turn.history_tokens > 0 && turn.history_tokens < turn.prompt_tokens / 2;
+        let history = if heavy { turn.history_tokens } else { turn.prompt_tokens };
+        !turn.new_family && worker.exclusive_tokens > 0 && u64::from(worker.held_tokens()) * 2 >= u64::from(history)
     };
     board.decoders().filter(holds).max_by_key(|worker| {
         (

@@ -62,6 +62,7 @@ pub(super) fn turn() -> TurnView {
         expected_turns: 5.0,
         block_size: 16,
         shared_tokens: 0,
+        history_tokens: 0,
         prefix: None,
         new_family: true,
         was_resident: false,

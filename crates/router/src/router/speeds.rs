@@ -7,6 +7,7 @@
 
 use super::Router;
 use crate::admission::Account;
+use crate::fleet::Worker;
 use crate::learning::Work;
 use crate::speed::pairs;
 use homing_units::{Instant, RequestId, WorkerId};
@@ -18,6 +19,8 @@ pub(crate) struct Watch {
     since: Instant,
     batch: f64,
     context: f64,
+    /// What the worker had been sent to prefill before.
+    before: Prefilled,
     what: Watched,
 }
 
@@ -28,8 +31,8 @@ enum Watched {
     Prefill(Prefilled),
     /// The pull of the KV of so many tokens.
     Pull(f64),
-    /// An answer: what the worker had been sent to prefill before.
-    Answer(Prefilled),
+    /// An answer.
+    Answer,
 }
 
 /// Prefill that was sent to a worker.
@@ -55,19 +58,19 @@ impl Router {
         record.prefilled = record.prefilled.plus(work);
         // Its own tokens are booked already; more than these is a queue.
         let alone = account.append_tokens + account.prefill_tokens <= u64::from(tokens);
-        request.watch = alone.then(|| Watch::new(self.now, worker, &account, Watched::Prefill(work)));
+        request.watch = alone.then(|| Watch::new(self.now, record, &account, Watched::Prefill(work)));
     }
 
     /// A leg that pulls the KV of so many tokens from a worker that has it is sent.
     pub(super) fn watch_pull(&mut self, id: RequestId, from: WorkerId, worker: WorkerId, tokens: u32) {
         let (source, account) = (self.ledger.account(from), self.ledger.account(worker));
-        let Some(request) = self.requests.get_mut(&id) else {
+        let (Some(request), Some(record)) = (self.requests.get_mut(&id), self.fleet.get(worker)) else {
             return;
         };
         // Itself alone, on both NICs, and no prefill that its first token would wait for.
         let alone = source.exports <= 1 && account.seeds <= 1 && account.append_tokens + account.prefill_tokens == 0;
         let what = Watched::Pull(f64::from(tokens));
-        request.watch = alone.then(|| Watch::new(self.now, worker, &account, what));
+        request.watch = alone.then(|| Watch::new(self.now, record, &account, what));
     }
 
     /// The request's prefill or pull is done there: learns from it, if it was watched.
@@ -75,13 +78,20 @@ impl Router {
         let Some((watch, seconds)) = self.watched(id, worker) else {
             return;
         };
-        let Some(speed) = self.fleet.get(worker).map(|record| self.fleet.speed(record)) else {
-            return;
-        };
+        let Some(record) = self.fleet.get(worker) else { return };
+        let speed = self.fleet.speed(record);
         let work = match watch.what {
             Watched::Prefill(work) => Work::prefill(&speed, work.tokens, work.pairs, watch.batch, watch.context),
-            Watched::Pull(tokens) => Work::pull(&speed, tokens, watch.batch, watch.context),
-            Watched::Answer(_) => return,
+            Watched::Pull(tokens) => {
+                let beside = record.prefilled.minus(watch.before);
+                Work::pull(&speed, tokens, watch.batch, watch.context).beside(
+                    &speed,
+                    beside.tokens,
+                    beside.pairs,
+                    beside.legs,
+                )
+            }
+            Watched::Answer => return,
         };
         self.fleet.learn(worker, &work, seconds);
     }
@@ -90,7 +100,7 @@ impl Router {
     pub(super) fn watch_answer(&mut self, id: RequestId, worker: WorkerId) {
         let account = self.ledger.account(worker);
         let Some(record) = self.fleet.get(worker) else { return };
-        let watch = Watch::new(self.now, worker, &account, Watched::Answer(record.prefilled));
+        let watch = Watch::new(self.now, record, &account, Watched::Answer);
         if let Some(request) = self.requests.get_mut(&id) {
             request.watch = Some(watch);
         }
@@ -102,13 +112,11 @@ impl Router {
         let Some((watch, seconds)) = self.watched(id, worker) else {
             return;
         };
-        let Watched::Answer(before) = watch.what else {
+        let answer = |_: &&Worker| matches!(watch.what, Watched::Answer) && output_tokens > 1;
+        let Some(record) = self.fleet.get(worker).filter(answer) else {
             return;
         };
-        let Some(record) = self.fleet.get(worker).filter(|_| output_tokens > 1) else {
-            return;
-        };
-        let beside = record.prefilled.minus(before);
+        let beside = record.prefilled.minus(watch.before);
         let mean = |first: f64, last: f64| f64::midpoint(first, last).max(1.0);
         let batch = mean(watch.batch, f64::from(account.decodes));
         let context = mean(watch.context, account.decode_tokens as f64);
@@ -131,12 +139,13 @@ impl Router {
 }
 
 impl Watch {
-    fn new(now: Instant, worker: WorkerId, account: &Account, what: Watched) -> Self {
+    fn new(now: Instant, worker: &Worker, account: &Account, what: Watched) -> Self {
         Self {
-            worker,
+            worker: worker.info.id,
             since: now,
             batch: f64::from(account.decodes),
             context: account.decode_tokens as f64,
+            before: worker.prefilled,
             what,
         }
     }

@@ -34,6 +34,7 @@ impl Router {
             expected_turns: self.sessions.expected_turns(),
             block_size: self.config.block_size,
             shared_tokens: session.shared_tokens(),
+            history_tokens: session.history_blocks.saturating_mul(self.config.block_size),
             prefix: prefix(&request.prompt, self.config.block_size),
             new_family: session.turns == 1 && kin.len() == 1 && !request.streamed,
             was_resident: session.was_resident,

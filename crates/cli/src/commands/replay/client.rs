@@ -95,6 +95,21 @@ impl Endpoint {
         }
     }
 
+    /// Waits until so many of a router's workers are alive, in bounded time.
+    pub async fn until_workers(&self, count: usize) {
+        let until = Instant::now() + READY_WITHIN;
+        while Instant::now() < until && self.alive_workers().await < count {
+            tokio::time::sleep(READY_POLL).await;
+        }
+    }
+
+    async fn alive_workers(&self) -> usize {
+        let page = self.get("/admin/workers").await.ok().flatten();
+        let workers = page.as_ref().and_then(|page| page["data"].as_array());
+        let alive = |worker: &&serde_json::Value| matches!(worker["state"].as_str(), Some("exact" | "degraded"));
+        workers.map_or(0, |workers| workers.iter().filter(alive).count())
+    }
+
     /// The JSON at `path`, or `None` where the endpoint has no such thing.
     pub async fn get(&self, path: &str) -> anyhow::Result<Option<serde_json::Value>> {
         let request = Request::get(format!("{}{path}", self.base)).body(Full::default())?;

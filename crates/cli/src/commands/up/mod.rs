@@ -79,10 +79,11 @@ async fn serve(
             return Err(error);
         }
     };
-    // What is greeted works: the first request of a newcomer should not meet workers that are still being found.
+    // What is greeted works: the first request of a newcomer should not meet workers that are still being found. One that can
+    // serve is not enough: while the prefill worker is not there yet, the first turn would go without it.
     Endpoint::new(&format!("http://{}", gateway.local_addr()))
         .map_err(Usage::error)?
-        .until_ready()
+        .until_workers(recipes.len())
         .await;
     greet(&gateway, &recipes, &fleet.addresses, &prepared.model_name);
     let printed = tokio::spawn(print_turns(gateway.turns()));

@@ -33,7 +33,8 @@ pub(super) struct Place<'a> {
 
 impl<'a> Estimate<'a> {
     pub(super) fn new(config: &'a HomingConfig, board: &'a Board, turn: &'a TurnView, busy_share: f64) -> Self {
-        let places = board.workers.iter().map(|worker| Place::new(worker, turn, busy_share));
+        let place = |worker: &'a WorkerView| Place::new(worker, config.speed.unwrap_or(worker.speed), turn, busy_share);
+        let places = board.workers.iter().map(place);
         Self {
             config,
             board,
@@ -59,8 +60,8 @@ impl<'a> Estimate<'a> {
 }
 
 impl<'a> Place<'a> {
-    fn new(worker: &'a WorkerView, turn: &TurnView, busy_share: f64) -> Self {
-        let (speed, account) = (worker.speed, &worker.account);
+    fn new(worker: &'a WorkerView, speed: Speed, turn: &TurnView, busy_share: f64) -> Self {
+        let account = &worker.account;
         let batch = f64::from(account.requests.saturating_sub(account.exports));
         let context = account.reserved_tokens as f64;
         let pending = (account.append_tokens + account.prefill_tokens) as f64;

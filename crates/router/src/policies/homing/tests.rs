@@ -6,7 +6,7 @@ use crate::action::Path;
 use crate::admission::Denied;
 use crate::event::Role;
 use crate::policies::testing::{board, turn};
-use crate::policies::{LinkView, Plan};
+use crate::policies::{LinkView, Plan, PolicySpec};
 use crate::speed::{Speed, pairs};
 use homing_units::{Duration, WorkerId};
 
@@ -90,6 +90,20 @@ fn a_heavy_tail_goes_where_it_harms_least() {
         later(board, 3, 10_000)
     };
     check(PD, crowd, Some((Path::Reseed, Some(0), 3)));
+    // A tail that is longer than all of the history does not make the session homeless: a place whose company is a little
+    // less draws it away from where nothing is known of it, but not from its home.
+    let longer = |history_tokens: u32| {
+        move |board: &mut Board| {
+            busy(board, 3, 2);
+            busy(board, 2, 1);
+            TurnView {
+                history_tokens,
+                ..later(board, 3, 8_000)
+            }
+        }
+    };
+    check(PD, longer(8_000), Some((Path::Reseed, Some(0), 3)));
+    check(PD, longer(0), Some((Path::Reseed, Some(0), 2)));
     // Far behind, the prefill workers do not help.
     let far_behind = |board: &mut Board| {
         behind(board, 0, 90_000);
@@ -290,4 +304,21 @@ fn what_is_displaced_counts_as_far_as_it_is_wanted_again() {
     let (some, all) = (evict(85_000, 100_000, false), evict(300_000, 100_000, false));
     assert!(0.0 < some && some < all, "{some} {all}");
     assert!(evict(300_000, 100_000, true) < all / 4.0, "a reload is faster");
+}
+
+#[test]
+fn told_speeds_count_for_all_workers_alike() {
+    let slow = Speed {
+        base_s: 0.2,
+        ..Speed::default()
+    };
+    let choose = |config: &str| {
+        let mut board = board(DP);
+        board.workers[0].speed = slow;
+        let spec: PolicySpec = config.parse().expect("a policy");
+        let choice = spec.build().choose(&board, &turn());
+        choice.plan.map(|plan| plan.decode.0)
+    };
+    assert_ne!(choose("homing"), Some(0), "one that is known to be slow is left alone");
+    assert_eq!(choose("homing:speed=h100"), Some(0), "the first of equals");
 }
