@@ -129,18 +129,22 @@ def reseed(cluster, row):
     session = Session(cluster, "reseed")
     first = session.turn(1000, 24)
     settle(cluster, first)
-    engine = cluster.engines[first.worker]
-    engine.forget()
-    cluster.router.until(
-        "an empty index after AllBlocksCleared",
-        lambda workers: workers[first.worker]["indexed_gpu_blocks"] == 0 and workers[first.worker]["state"] == "exact",
-        SOON_S,
-    )
+    forget(cluster, first.worker)
     turn = session.turn(200, 24)
     took = turn.took[turn.worker]
     row("path", turn.path == "reseed", turn.path)
     row("the whole prompt is pulled", took["external_kv_transfer"] == len(turn.prompt), took)
     row("tokens equal one vLLM's", turn.tokens == session.alone(turn), turn.tokens[:6])
+
+
+def forget(cluster, name):
+    """Makes an engine lose its cache, and waits until the router knows."""
+    cluster.engines[name].forget()
+    cluster.router.until(
+        f"an empty index of {name} after AllBlocksCleared",
+        lambda workers: workers[name]["indexed_gpu_blocks"] == 0 and workers[name]["state"] == "exact",
+        SOON_S,
+    )
 
 
 def settle(cluster, turn, quiet_s=1.0):
@@ -232,6 +236,8 @@ def leave_home(session, home):
         while True:
             # A branch of the session is drawn to its home as the session itself is.
             busy.append(Busy(cluster, session.name, session.history + cluster.tokens(40)))
+            # Nor does P hold it: it may have prefilled for the busy home.
+            forget(cluster, "p")
             held = whole_blocks(len(session.history) - 1)
             turn = session.turn(100, 24)
             if turn.worker != home or busy[-1].worker != home or len(busy) == 8:
