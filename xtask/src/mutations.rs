@@ -1,7 +1,7 @@
 //! Do the checks bite? Each mutation takes out one thing that the design rests on, in a copy of the tree, and what is named
 //! beside it must fail then: the chaos of the simulator, or a test. A mutation that nobody notices is an error.
 //!
-//! It is no part of CI: each mutation is a build. `docs/chaos.md` has what came of the last run.
+//! It is no part of CI: each mutation is a build, in the profile of the tests. `docs/chaos.md` has what came of the last run.
 
 use crate::shell;
 use anyhow::{Context, Result, ensure};
@@ -16,8 +16,10 @@ const SEEDS: &str = "2000";
 enum Found {
     /// Chaos in the simulator.
     Chaos,
-    /// A test: its package and its name.
+    /// Tests: their package, and a part of their names.
     Test(&'static str, &'static str),
+    /// A drill, on its own seed.
+    Drill(&'static str),
 }
 
 /// One thing that is taken out.
@@ -38,7 +40,7 @@ pub struct Args {
     only: Option<String>,
 }
 
-const MUTATIONS: [Mutation; 15] = [
+const MUTATIONS: [Mutation; 18] = [
     Mutation {
         name: "a request that ends keeps its booking",
         file: "crates/router/src/router/legs.rs",
@@ -72,7 +74,7 @@ const MUTATIONS: [Mutation; 15] = [
         file: "crates/router/src/router/workers.rs",
         from: "            Probe::Died => self.lose(worker),\n",
         to: "            Probe::Died => {}\n",
-        found: Found::Test("homing-router", "behaviour"),
+        found: Found::Test("homing-router", "when_one_side_fails_the_other_is_cancelled_at_once"),
     },
     Mutation {
         name: "batches of KV events are applied out of order",
@@ -114,7 +116,7 @@ const MUTATIONS: [Mutation; 15] = [
         file: "crates/router/src/admission.rs",
         from: "self.seeds >= limits.seeds_per_decode",
         to: "self.seeds == u32::MAX",
-        found: Found::Test("homing-router", "admission"),
+        found: Found::Test("homing-router", "admission::"),
     },
     Mutation {
         name: "pauses without jitter",
@@ -128,7 +130,7 @@ const MUTATIONS: [Mutation; 15] = [
         file: "crates/kv/src/index.rs",
         from: "            1.0 / self.owners.len() as f64",
         to: "            1.0",
-        found: Found::Test("homing-kv", "index"),
+        found: Found::Test("homing-kv", "index::"),
     },
     Mutation {
         name: "an epoch that is over is taken for a new one",
@@ -142,7 +144,28 @@ const MUTATIONS: [Mutation; 15] = [
         file: "crates/sim/src/simulation/stack.rs",
         from: "        let Some(admission) = admission.filter(|_| self.router.habits().probes) else {\n            return;\n        };",
         to: "        let admission = admission.unwrap_or_default();",
-        found: Found::Test("homing-sim", "simulator"),
+        found: Found::Test("homing-sim", "questions_"),
+    },
+    Mutation {
+        name: "a link that failed is used as if it had not",
+        file: "crates/router/src/policies/board.rs",
+        from: "self.failures > 0 || (self.on_trial && self.transfers > 0)",
+        to: "self.failures == u32::MAX",
+        found: Found::Drill("blind-prefill"),
+    },
+    Mutation {
+        name: "what a worker holds for nobody is not let go of",
+        file: "crates/gateway/src/fleet.rs",
+        from: "(member.spec.kind == EngineKind::Homing).then(|| member.uri(\"/homing/release\"))",
+        to: "(member.spec.kind != EngineKind::Homing).then(|| member.uri(\"/homing/release\"))",
+        found: Found::Test("homing-gateway", "kv_that_nobody_will_pull_is_let_go_of_at_once"),
+    },
+    Mutation {
+        name: "a release is heard whatever life it was meant for",
+        file: "crates/worker/src/http/release.rs",
+        from: "if asked.epoch != app.info.epoch {",
+        to: "if asked.epoch == BootEpoch(u64::MAX) {",
+        found: Found::Test("homing-worker", "an_export_that_nobody_will_pull_is_released_at_once"),
     },
 ];
 
@@ -192,48 +215,58 @@ impl Found {
         match self {
             Self::Chaos => format!("chaos within {SEEDS} seeds"),
             Self::Test(package, test) => format!("`cargo test -p {package} {test}`"),
+            Self::Drill(mode) => format!("`homing drill {mode}`"),
         }
     }
 
-    /// Whether it fails. What does not compile is no answer.
-    fn notices(&self, tree: &Path) -> Result<bool> {
-        let (build, run): (&[&str], Vec<&str>) = match self {
-            Self::Chaos => (
-                &["build", "--release", "--package", "homing-sim", "--bin", "homing-chaos"],
-                vec![
-                    "run",
-                    "--release",
-                    "--package",
-                    "homing-sim",
-                    "--bin",
-                    "homing-chaos",
-                    "--",
-                    SEEDS,
-                ],
-            ),
-            Self::Test(package, test) => (
-                &["test", "--no-run", "--package", package],
+    /// What builds it, and what runs it.
+    fn commands(&self) -> [Vec<&'static str>; 2] {
+        match self {
+            Self::Chaos => {
+                let which = ["--package", "homing-sim", "--bin", "homing-chaos"];
+                let run = [&["run"][..], &which, &["--", SEEDS]];
+                [[&["build"][..], &which].concat(), run.concat()]
+            }
+            Self::Test(package, test) => [
+                vec!["test", "--no-run", "--package", package],
                 vec!["test", "--package", package, test],
-            ),
-        };
-        ensure!(cargo(tree, build, Stdio::inherit())?, "it does not compile");
-        Ok(!cargo(tree, &run, Stdio::null())?)
+            ],
+            Self::Drill(mode) => [
+                vec!["build", "--package", "homing"],
+                vec!["run", "--package", "homing", "--", "drill", mode],
+            ],
+        }
+    }
+
+    /// Whether it fails. What does not compile is no answer, and neither is a name that no test has.
+    fn notices(&self, tree: &Path) -> Result<bool> {
+        let [build, run] = self.commands();
+        ensure!(cargo(tree, &build, Stdio::inherit())?.0, "it does not compile");
+        let (passes, printed) = cargo(tree, &run, Stdio::null())?;
+        let is_test = matches!(self, Self::Test(..));
+        let ran = |line: &str| line.starts_with("test result:") && !line.contains(" 0 passed; 0 failed");
+        ensure!(
+            !is_test || printed.lines().any(ran),
+            "{} runs no test, expected at least one",
+            self.describe()
+        );
+        Ok(!passes)
     }
 }
 
-fn cargo(tree: &Path, arguments: &[&str], output: Stdio) -> Result<bool> {
-    let errors = if arguments.contains(&"build") {
-        Stdio::inherit()
-    } else {
-        Stdio::null()
-    };
-    let status = Command::new("cargo")
+/// Whether it ends well, and what it prints.
+fn cargo(tree: &Path, arguments: &[&str], errors: Stdio) -> Result<(bool, String)> {
+    let output = Command::new("cargo")
         .arg("--quiet")
         .args(arguments)
         .current_dir(tree)
-        .stdout(output)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(errors)
-        .status()
+        .output()
         .context("`cargo` could not be started")?;
-    Ok(status.success())
+    Ok((
+        output.status.success(),
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+    ))
 }

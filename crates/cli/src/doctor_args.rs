@@ -10,6 +10,9 @@ pub struct Doctor {
     /// `http://127.0.0.1:8080`.
     #[arg(value_name = "DIR|URL")]
     pub place: String,
+    /// How long a live router is watched. What lasts for less than half a minute is not told from what is on its way.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(..=3_600))]
+    pub watch: u32,
     /// Print exactly one JSON document on stdout.
     #[arg(long)]
     pub json: bool,

@@ -5,7 +5,9 @@
 
 use crate::run::Observed;
 use homing_doctor::evidence::{CLIENT_GONE, RunLogs};
-use homing_report::logs::{EvictionLine, RouterSampleLine, TransferPhase, WorkerChange, WorkerSampleLine};
+use homing_report::logs::{
+    EvictionLine, RouterSampleLine, TransferPhase, WorkerChange, WorkerEventLine, WorkerSampleLine,
+};
 use homing_report::stats::{quantile, sorted};
 use homing_report::{Path, Report, Run};
 use std::collections::{BTreeMap, BTreeSet};
@@ -251,9 +253,11 @@ fn missed_tokens(logs: &RunLogs) -> f64 {
     missed.sum()
 }
 
-/// The time integral of a worker's figure over all workers; a sample holds until the next one.
+/// The time integral of a worker's figure over all workers; a sample holds until the next one, the last until the worker dies or
+/// the router is sampled for the last time.
 fn worker_seconds(logs: &RunLogs, figure: fn(&WorkerSampleLine) -> u32) -> f64 {
     let mut last: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    let end = logs.router_samples.values().map(|line| line.t).fold(0.0, f64::max);
     let mut sum = 0.0;
     for line in logs.samples.values() {
         let (since, value) = last
@@ -261,5 +265,13 @@ fn worker_seconds(logs: &RunLogs, figure: fn(&WorkerSampleLine) -> u32) -> f64 {
             .unwrap_or((line.t, 0.0));
         sum += (line.t - since) * value;
     }
-    sum
+    let dies = |worker: &str, since: f64| {
+        let crashed =
+            |line: &&WorkerEventLine| line.worker == worker && line.change == WorkerChange::Crashed && line.t >= since;
+        logs.worker_events.values().find(crashed).map_or(end, |line| line.t)
+    };
+    let tails = last
+        .iter()
+        .map(|(worker, (since, value))| (dies(worker, *since) - since).max(0.0) * value);
+    sum + tails.sum::<f64>()
 }

@@ -109,6 +109,7 @@ const TEXTS: &[&str] = &[
     include_str!("../scenarios/time-scale.toml"),
     include_str!("../scenarios/single-run.toml"),
     include_str!("../scenarios/abort-storm.toml"),
+    include_str!("../scenarios/stranded-kv.toml"),
     include_str!("../scenarios/silent-recompute.toml"),
     include_str!("../scenarios/stale-index.toml"),
     include_str!("../scenarios/permanent-blacklist.toml"),

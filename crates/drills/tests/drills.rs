@@ -4,8 +4,9 @@ use homing_doctor::{Level, ModeId};
 use homing_drills::drill::SEED;
 use homing_drills::{Drill, Load, Setting, drill, findings, scenarios};
 
-/// Seeds that nobody looked at while detectors and scenarios were written.
-const UNSEEN: [u64; 1] = [4_711];
+/// Seeds other than the one that the scenarios were written on. What did not hold on them once was mended in the planner, the
+/// detectors, the simulator and the loads; CI has time for two.
+const UNSEEN: [u64; 2] = [4_711, 1_234];
 
 /// What a failed drill says: the command that repeats it, and all that is wrong.
 fn complaint(drill: &Drill) -> String {
@@ -25,23 +26,14 @@ fn complaint(drill: &Drill) -> String {
     )
 }
 
-/// What does not hold on an unseen seed, and is open: with the planner, `cascade` has a p99 above twice that of a calm run and
-/// `blind-prefill` is found with the fix on; `abort-storm`'s symptom is less than twice what is there without it. Whoever mends
-/// one takes it out here.
-const OPEN: [(u64, &[ModeId]); 1] = [(4_711, &[ModeId::Cascade, ModeId::BlindPrefill, ModeId::AbortStorm])];
-
-/// Runs every drill; all hold but those that are known not to.
+/// Runs every drill; all hold.
 #[track_caller]
 fn all_hold(seed: u64) {
-    let open = OPEN
-        .iter()
-        .find(|(open, _)| *open == seed)
-        .map_or(&[][..], |(_, modes)| modes);
     let done = scenarios().iter().map(|scenario| {
         drill(scenario, seed).unwrap_or_else(|error| panic!("{}, seed {seed}: {error}", scenario.mode))
     });
     let wrong: Vec<String> = done
-        .filter(|drill| drill.holds == open.contains(&drill.mode))
+        .filter(|drill| !drill.holds)
         .map(|drill| complaint(&drill))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -53,20 +45,14 @@ fn all_drills_hold() {
 }
 
 #[test]
-fn they_hold_on_seeds_that_nobody_looked_at() {
+fn they_hold_on_other_seeds() {
     UNSEEN.iter().for_each(|seed| all_hold(*seed));
 }
 
-/// Modes that no scenario shows: since prefill workers fetch heavy tails, no exports pile up for one decode worker in the
-/// scenario that there was for this one.
-const WITHOUT_DRILL: [ModeId; 1] = [ModeId::StrandedKv];
-
 #[test]
-fn every_other_mode_has_a_drill() {
+fn every_mode_has_a_drill() {
     let shown: Vec<ModeId> = scenarios().iter().map(|scenario| scenario.mode).collect();
-    let all = ModeId::ALL.iter().copied();
-    let expected: Vec<ModeId> = all.filter(|mode| !WITHOUT_DRILL.contains(mode)).collect();
-    assert_eq!(shown, expected);
+    assert_eq!(shown, ModeId::ALL);
 }
 
 #[test]

@@ -157,6 +157,12 @@ impl Fleet {
             .is_some_and(|member| member.spec.native_apis && dialect.is_spoken_by(member.spec.kind))
     }
 
+    /// Where a worker is told that nobody will pull what it holds; `None` for engines that have no such call.
+    pub(crate) fn release_uri(&self, worker: WorkerId) -> Option<String> {
+        let member = self.member(worker)?;
+        (member.spec.kind == EngineKind::Homing).then(|| member.uri("/homing/release"))
+    }
+
     /// Which engine of a data-parallel server a worker is.
     pub(crate) fn rank(&self, worker: WorkerId) -> Option<u32> {
         self.member(worker)?.spec.data_parallel_rank

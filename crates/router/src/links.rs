@@ -1,5 +1,9 @@
 //! Recent failures of the links between workers. A failed transfer says something about its link for a while, and
-//! nothing about the life of either end; there is no blacklist, and what is old is forgotten.
+//! nothing about the life of either end; there is no blacklist.
+//!
+//! A link whose last transfer failed lately is left alone as long as another will do. What is older does not count as a failure any
+//! more, but the link is on trial: one transfer at a time, until one comes through. So a link that is down for an hour costs a failed
+//! transfer now and then, and not a handful of them each time its failures have been forgotten.
 
 use homing_units::{Duration, Instant, WorkerId};
 use std::collections::BTreeMap;
@@ -48,8 +52,8 @@ impl Links {
             .map_or(0, |failures| failures.count)
     }
 
-    /// All links with recent failures.
-    pub(crate) fn all_recent(
+    /// All links whose last transfer failed, with their recent failures: 0 for those that are on trial.
+    pub(crate) fn all_failed(
         &self,
         now: Instant,
         memory: Duration,
@@ -57,8 +61,7 @@ impl Links {
         let recent = move |failures: &Failures| now.saturating_since(failures.last) <= memory;
         self.failures
             .iter()
-            .filter(move |(_, failures)| recent(failures))
-            .map(|(link, failures)| (*link, failures.count))
+            .map(move |(link, failures)| (*link, if recent(failures) { failures.count } else { 0 }))
     }
 
     /// What was known of a worker's links is void.
@@ -85,9 +88,15 @@ mod tests {
             "the other direction is another link"
         );
         assert_eq!(links.recent(at(51), from, to, memory), 0);
+        assert_eq!(
+            links.all_failed(at(51), memory).collect::<Vec<_>>(),
+            [((from, to), 0)],
+            "it is on trial"
+        );
         links.failed(at(60), from, to, memory);
         assert_eq!(links.recent(at(60), from, to, memory), 1);
         links.worked(from, to);
         assert_eq!(links.recent(at(60), from, to, memory), 0);
+        assert_eq!(links.all_failed(at(60), memory).count(), 0);
     }
 }

@@ -6,10 +6,11 @@
 //!
 //! Invariant: the mailbox is bounded though its channel is not. A command is sent only by someone who holds a place:
 //! a live request (at most [`EngineHandle::places`], each with a submission, an abort, and one answer of its pull at a
-//! time), a transfer connection (bounded by the transfer server, one read at a time), or an operator's call (one of
-//! [`OPERATOR_CALLS_MAX`]).
+//! time), a transfer connection (bounded by the transfer server, one read at a time), an operator's call (one of
+//! [`OPERATOR_CALLS_MAX`]), or a release of an export (one of [`RELEASES_MAX`]).
 
 mod handle;
+mod names;
 
 pub use handle::{EngineHandle, EngineStopped, EngineThread, RequestStream, SubmitError, engine_thread};
 
@@ -21,9 +22,10 @@ use crate::request::Request;
 use crate::transfers::ExportView;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use homing_engine::api::{ExportEnd, ImportError, Reject};
+use homing_engine::api::{ExportEnd, ImportError, Reject, Transfer};
 use homing_kv::BlockHash;
 use homing_units::{BootEpoch, Duration, Instant, RequestId};
+use names::ExportNames;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,6 +37,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 const COMMANDS_PER_TURN: usize = 256;
 /// Operator's calls (such as `/reset_prefix_cache`) at once.
 pub const OPERATOR_CALLS_MAX: usize = 8;
+/// Releases of exports at once; more wait for their turn.
+pub const RELEASES_MAX: usize = 64;
 
 /// Where a request's KV is on offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +105,11 @@ enum Command {
         id: RequestId,
         reply: oneshot::Sender<bool>,
     },
+    ReleaseExport {
+        name: String,
+        _place: OwnedSemaphorePermit,
+        reply: oneshot::Sender<bool>,
+    },
     WriteImport {
         id: RequestId,
         first: u32,
@@ -123,6 +132,8 @@ pub type ExportChunk = Vec<Vec<u8>>;
 
 struct Submission {
     id: RequestId,
+    /// What its client calls it.
+    name: String,
     request: Request,
     events: UnboundedSender<RequestEvent>,
     source: Option<PullSource>,
@@ -155,6 +166,7 @@ impl EngineThread {
             executor,
             outside,
             clients: HashMap::new(),
+            names: ExportNames::default(),
             counters: Counters::default(),
             latencies: Latencies::default(),
             step_ends: None,
@@ -178,6 +190,7 @@ struct Turn<B, O> {
     executor: Executor<B>,
     outside: O,
     clients: HashMap<RequestId, Client>,
+    names: ExportNames,
     counters: Counters,
     latencies: Latencies,
     /// When the step that was run counts as done.
@@ -278,24 +291,7 @@ impl<B: Backend, O: Outside> Turn<B, O> {
     fn obey(&mut self, command: Command) {
         let now = self.now();
         match command {
-            Command::Submit(submission) => {
-                let Submission {
-                    id,
-                    request,
-                    events,
-                    source,
-                    place,
-                } = *submission;
-                let client = Client {
-                    events,
-                    source,
-                    pull: None,
-                    moments: Moments::begin(now),
-                    _place: place,
-                };
-                self.clients.insert(id, client);
-                self.executor.submit(now, id, request);
-            }
+            Command::Submit(submission) => self.submit(*submission),
             Command::Abort(id) => self.executor.abort(now, id),
             // A puller that does not wait for its answer any more is gone: nothing to do about it here.
             Command::FindExport { id, reply } => {
@@ -313,6 +309,13 @@ impl<B: Backend, O: Outside> Turn<B, O> {
                 let held = self.executor.export(id).is_some();
                 self.executor.export_ack(now, id);
                 let _ = reply.send(held);
+            }
+            Command::ReleaseExport { name, reply, .. } => {
+                let id = self.names.find(&name);
+                if let Some(id) = id {
+                    self.executor.abort(now, id);
+                }
+                let _ = reply.send(id.is_some());
             }
             Command::WriteImport {
                 id,
@@ -336,6 +339,30 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             }
             Command::Stop => self.stopping = true,
         }
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let Submission {
+            id,
+            name,
+            request,
+            events,
+            source,
+            place,
+        } = submission;
+        let now = self.now();
+        let client = Client {
+            events,
+            source,
+            pull: None,
+            moments: Moments::begin(now),
+            _place: place,
+        };
+        self.clients.insert(id, client);
+        if request.transfer == Transfer::Export {
+            self.names.insert(id, name);
+        }
+        self.executor.submit(now, id, request);
     }
 
     fn read_export(&self, id: RequestId, first: u32, bytes_max: usize) -> Option<ExportChunk> {
@@ -385,7 +412,7 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             Effect::ExportEnded { reason, .. } => match reason {
                 ExportEnd::Acked => self.counters.exports_acked += 1,
                 ExportEnd::LeaseEnded => self.counters.exports_expired += 1,
-                ExportEnd::Aborted => {}
+                ExportEnd::Aborted => self.counters.exports_released += 1,
             },
             Effect::ReleaseSource { .. } | Effect::Kv(_) => {}
         }
@@ -400,10 +427,19 @@ impl<B: Backend, O: Outside> Turn<B, O> {
                     self.outside.release(source);
                 }
             }
-            Effect::Rejected { id, reason } => self.end(id, RequestEvent::Rejected(reason)),
-            Effect::Ended(ended) => self.end(ended.id, RequestEvent::Ended(ended)),
+            Effect::Rejected { id, reason } => {
+                self.names.remove(id);
+                self.end(id, RequestEvent::Rejected(reason));
+            }
+            Effect::Ended(ended) => {
+                if ended.export.is_none() {
+                    self.names.remove(ended.id);
+                }
+                self.end(ended.id, RequestEvent::Ended(ended));
+            }
             // Counted and published before.
-            Effect::ExportEnded { .. } | Effect::Kv(_) => {}
+            Effect::ExportEnded { id, .. } => self.names.remove(id),
+            Effect::Kv(_) => {}
         }
     }
 

@@ -7,9 +7,11 @@ mod admin;
 mod answer;
 mod generate;
 mod prepare;
+mod release;
 mod unsupported;
 
 pub use admin::Probe;
+pub use release::Released;
 
 use crate::config::WorkerInfo;
 use crate::engine_thread::EngineHandle;
@@ -97,6 +99,7 @@ pub(crate) fn routes(app: Shared) -> Router {
         .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
         .route("/homing/info", get(admin::info))
         .route("/homing/probe", get(admin::probe))
+        .route("/homing/release", post(release::release))
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(limit)

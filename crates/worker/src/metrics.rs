@@ -29,6 +29,8 @@ pub struct Counters {
     pub exports_acked: u64,
     /// Exports that nobody pulled in time.
     pub exports_expired: u64,
+    /// Exports that were given up by whoever had asked for them.
+    pub exports_released: u64,
 }
 
 /// What is published after every turn of the engine thread.
@@ -175,6 +177,12 @@ impl Page {
             "homing:exports_acked_total",
             "Exports that a puller acknowledged.",
             acked,
+        );
+        let released = counters.exports_released;
+        self.counter(
+            "homing:exports_released_total",
+            "Exports that were given up by whoever had asked for them.",
+            released,
         );
         let held = load.exporting;
         self.gauge("homing:exports_held", "Requests whose KV is held for a puller.", held);

@@ -40,7 +40,7 @@ struct Diagnosed<'d> {
 /// Looks at a folder or a router.
 pub fn run(args: &args::Doctor) -> Result<()> {
     let findings = if args.place.contains("://") {
-        live::diagnose(&args.place)?
+        live::diagnose(&args.place, args.watch)?
     } else {
         of_folder(Path::new(&args.place))?
     };

@@ -1,14 +1,14 @@
 //! `homing drill` and `homing doctor` from outside: what a drill leaves behind is what the doctor reads.
 
-use crate::common::homing;
-use serde_json::Value;
+use crate::common::{Up, chat, homing};
+use serde_json::{Value, json};
 use std::fs;
 
 fn stdout(output: &std::process::Output) -> &str {
     std::str::from_utf8(&output.stdout).expect("text")
 }
 
-fn json(arguments: &[&str]) -> Value {
+fn document(arguments: &[&str]) -> Value {
     let output = homing(arguments);
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {output:?}"))
 }
@@ -23,7 +23,7 @@ fn the_doctor_reads_what_a_drill_leaves() {
     assert!(stdout(&drill).ends_with("the drill holds\n"), "{drill:?}");
 
     let off = format!("{out}/prefix-breaker/off");
-    let diagnosis = json(&["doctor", &off, "--json"]);
+    let diagnosis = document(&["doctor", &off, "--json"]);
     assert_eq!(diagnosis["schema"], "homing.diagnosis/1");
     let first = &diagnosis["findings"][0];
     assert_eq!(first["mode"], "prefix-breaker");
@@ -53,11 +53,38 @@ fn other_engines_logs_are_understood_wherever_they_lie() {
     let line = "[10:12:33] exception KVTransferError(bootstrap_room=4793): Decode instance could be dead, remote mooncake session x is not alive\n";
     fs::write(folder.path().join("logs").join("prefill-0.log"), line).expect("a log");
     let place = folder.path().to_str().expect("text");
-    let diagnosis = json(&["doctor", place, "--json"]);
+    let diagnosis = document(&["doctor", place, "--json"]);
     let first = &diagnosis["findings"][0];
     assert_eq!((&first["mode"], &first["level"]), (&"cascade".into(), &"error".into()));
     assert_eq!(first["evidence"][0]["file"], "logs/prefill-0.log");
     assert_eq!(first["evidence"][0]["line"], 1);
+}
+
+#[tokio::test]
+async fn a_live_router_is_asked_what_it_does() {
+    let up = Up::start(&["--model", "tiny"]).await;
+    for turn in 0..3 {
+        let messages = json!([{"role": "user", "content": format!("{turn} short questions")}]);
+        let answer = up.post("/v1/chat/completions", None, &chat(&messages, 4)).await;
+        assert_eq!(answer.status, 200, "{:?}", answer.body);
+    }
+    let diagnosis = document(&["doctor", &up.url, "--watch", "4", "--json"]);
+    assert_eq!(diagnosis["place"], up.url);
+    assert_eq!(diagnosis["findings"], json!([]), "nothing is wrong with it");
+    let words = homing(&["doctor", &up.url, "--watch", "0"]);
+    assert!(
+        words.status.success() && stdout(&words).starts_with("nothing is wrong\n"),
+        "{words:?}"
+    );
+    // What is no router is told so.
+    let worker = up
+        .workers
+        .first()
+        .map(|(_, address)| address.clone())
+        .expect("it has workers");
+    let wrong = homing(&["doctor", &worker, "--watch", "0"]);
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+    assert!(up.stop().success());
 }
 
 #[test]
@@ -89,7 +116,7 @@ fn what_cannot_be_looked_at_is_said() {
 
 #[test]
 fn drills_are_listed() {
-    let listed = json(&["drill", "list", "--json"]);
+    let listed = document(&["drill", "list", "--json"]);
     let listed = listed.as_array().expect("a list");
     assert_eq!(listed[0]["mode"], "cascade");
     assert!(listed.len() >= 20);

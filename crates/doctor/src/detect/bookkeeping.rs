@@ -56,8 +56,9 @@ fn compared<'e>(case: &Case<'e>) -> BTreeMap<&'e str, Vec<Compared<'e>>> {
                 .workers
                 .iter()
                 .find(|booked| booked.worker == worker);
-            if let Some(booked) = booked {
-                let t = *instant as f64 / 1e6;
+            let t = *instant as f64 / 1e6;
+            // What a worker said last before it died holds no more.
+            if let Some(booked) = booked.filter(|_| case.is_up(worker, t)) {
                 all.entry(worker).or_default().push(Compared {
                     t,
                     sample: samples[sample],

@@ -4,7 +4,7 @@ use crate::case::{Case, add_cost, describe_request, describe_transfer, proof};
 use crate::evidence::Line;
 use crate::finding::{Cost, Suspicion};
 use crate::mode::ModeId;
-use homing_report::logs::{TransferLine, TransferPhase};
+use homing_report::logs::{TransferLine, TransferPhase, WorkerChange};
 use std::collections::{BTreeMap, BTreeSet};
 
 type Link<'e> = (&'e str, &'e str);
@@ -62,7 +62,16 @@ pub(super) fn cascade(case: &Case<'_>) -> Option<Suspicion> {
     let links = by_link(case);
     let mut following = 0;
     let (mut requests, mut proofs) = (BTreeSet::new(), Vec::new());
-    let mut worst: Vec<_> = links.values().flat_map(|lines| streaks(lines)).collect();
+    // What fails with a worker that really died is no cascade.
+    let both_live = |line: &&Line<TransferLine>| {
+        let at = line.value.t + line.value.duration_s;
+        case.is_up(&line.value.from, at) && case.is_up(&line.value.to, at)
+    };
+    let alive = links.values().map(|lines| {
+        let told = |line: &&&Line<TransferLine>| line.value.error.is_none() || both_live(line);
+        lines.iter().filter(told).copied().collect::<Vec<_>>()
+    });
+    let mut worst: Vec<_> = alive.flat_map(|lines| streaks(&lines)).collect();
     worst.sort_by_key(|streak| std::cmp::Reverse(streak.len()));
     for streak in &worst {
         following += streak.len() - 1;
@@ -197,13 +206,22 @@ pub(super) fn permanent_blacklist(case: &Case<'_>) -> Option<Suspicion> {
     ))
 }
 
-/// Whether a worker answered a request to its end in this time.
+/// Whether a worker worked in this time: it answered a request to its end, or nothing but its peers took it for dead. Where
+/// every turn of its sessions needs a transfer it has nothing to answer.
 fn works(case: &Case<'_>, worker: &str, begins: f64, ends: f64) -> bool {
-    case.logs.requests.values().any(|request| {
+    let is_alive = || {
+        let events = || case.logs.worker_events.values().filter(|event| event.worker == worker);
+        let well = |change| matches!(change, WorkerChange::Exact | WorkerChange::Degraded);
+        let before = events().rfind(|event| event.t <= begins);
+        let mut during = events().filter(|event| event.t > begins && event.t <= ends);
+        before.is_some_and(|event| well(event.change)) && during.all(|event| well(event.change))
+    };
+    let answers = case.logs.requests.values().any(|request| {
         let ended = request.t + request.latency_s;
         let there = request.worker.as_deref() == Some(worker) && request.error.is_none();
         there && ended > begins && ended <= ends
-    })
+    });
+    answers || is_alive()
 }
 
 /// Whether a transfer failed without having been tried.

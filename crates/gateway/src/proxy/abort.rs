@@ -1,9 +1,12 @@
-//! What an SGLang server is told beside its requests: that one is not wanted any more, that a session is over.
+//! What an engine is told beside its requests: that one is not wanted any more, that nobody will pull what it holds, that a
+//! session is over.
 //!
-//! A server that is not told of a request's end takes seconds to notice that nobody listens any more.
+//! An SGLang server that is not told of a request's end takes seconds to notice that nobody listens any more; an embedded
+//! worker holds an export until its lease ends. vLLM cannot be told anything of the kind.
 
 use crate::upstream::Upstream;
 use bytes::Bytes;
+use homing_units::BootEpoch;
 use http::{HeaderMap, Method, Request, header};
 use http_body_util::Full;
 use serde_json::{Value, json};
@@ -12,7 +15,7 @@ use std::time::Duration;
 /// How long telling may take.
 const TELL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Tells a server that a request is not wanted any more, when it is dropped before the request has ended.
+/// Tells a server that what it was asked for is not wanted any more, when it is dropped before that has ended.
 pub(crate) struct Abort {
     upstream: Upstream,
     /// Taken where there is nothing to abort any more.
@@ -21,14 +24,23 @@ pub(crate) struct Abort {
 
 impl Abort {
     /// `uri` is the server's `/abort_request`, `headers` are the leg's own.
-    pub(crate) fn new(upstream: Upstream, uri: &str, headers: &HeaderMap, rid: &str) -> Self {
+    pub(crate) fn of_request(upstream: Upstream, uri: &str, headers: &HeaderMap, rid: &str) -> Self {
         Self {
             upstream,
             request: command(uri, headers, &json!({ "rid": rid })),
         }
     }
 
-    /// The request has ended by itself.
+    /// `uri` is the embedded worker's `/homing/release`, `headers` are the leg's own, `name` is what the leg is called, and
+    /// `epoch` the life that it was sent to.
+    pub(crate) fn of_export(upstream: Upstream, uri: &str, headers: &HeaderMap, name: &str, epoch: BootEpoch) -> Self {
+        Self {
+            upstream,
+            request: command(uri, headers, &json!({ "request_id": name, "boot_epoch": epoch })),
+        }
+    }
+
+    /// It has ended by itself.
     pub(crate) fn ended(&mut self) {
         self.request = None;
     }
@@ -53,7 +65,7 @@ pub(crate) fn command(uri: &str, headers: &HeaderMap, body: &Value) -> Option<Re
 }
 
 /// Sends a command without waiting for it. One that does not get through costs what it would have saved: a server frees an
-/// aborted request once it notices the closed connection, and a session once it needs the room.
+/// aborted request once it notices the closed connection, an export when its lease ends, and a session once it needs the room.
 pub(crate) fn tell_server(upstream: Upstream, command: Option<Request<Full<Bytes>>>) {
     let (Some(command), Ok(runtime)) = (command, tokio::runtime::Handle::try_current()) else {
         return;

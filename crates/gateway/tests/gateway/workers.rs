@@ -1,8 +1,10 @@
 //! The gateway before real embedded workers: KV events, transfers, deaths and new lives.
 
+use crate::support::engine::{Act, Fake, PATIENCE};
 use crate::support::{Caller, Events, text_of};
 use homing_gateway::{EngineKind, Gateway, GatewayConfig, WorkerSpec};
 use homing_model::ModelSpec;
+use homing_router::event::Role;
 use homing_worker::{Compute, Listen, Worker, WorkerConfig};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -60,6 +62,83 @@ fn exact(page: &Value) -> usize {
         .iter()
         .filter(|worker| worker["state"] == "exact")
         .count()
+}
+
+/// An embedded prefill worker before a decode worker that does what it is told to, and pulls nothing.
+async fn before_a_fake(worker: &Worker, fake: &Fake) -> (Gateway, Caller) {
+    fake.serve(&worker.info().model);
+    let spec = |url: String, kind, role| WorkerSpec {
+        role: Some(role),
+        transfers: Some(true),
+        ..WorkerSpec::new(url, kind)
+    };
+    let prefill = format!("http://{}", worker.endpoints().http);
+    let mut config = GatewayConfig {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        workers: vec![
+            spec(prefill, EngineKind::Homing, Role::Prefill),
+            spec(fake.url(), EngineKind::Vllm, Role::Decode),
+        ],
+        tokenizer: Some("tiny".to_owned()),
+        clocks: crate::support::quick(),
+        ..GatewayConfig::default()
+    };
+    config.router.policy = "homing:local_tokens=8".parse().unwrap();
+    let gateway = Gateway::start(config).await.unwrap();
+    let client = Caller::new(gateway.local_addr());
+    let joined = |page: &Value| page["data"][0]["state"] == "exact" && page["data"][1]["state"] == "degraded";
+    client.until("/admin/workers", "both joined", joined).await;
+    (gateway, client)
+}
+
+/// Waits until the worker is in a state. Its lease of 30 s does not end before patience does.
+async fn until_worker(worker: &Worker, what: &str, holds: impl Fn(&homing_worker::Status) -> bool) {
+    let looking = async {
+        while !holds(&worker.status()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, looking).await;
+    waited.unwrap_or_else(|_| panic!("waited in vain for: {what}; {:?}", worker.status()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kv_that_nobody_will_pull_is_let_go_of_at_once() {
+    let worker = Worker::start(worker_config("p0", homing_worker::Role::Prefill))
+        .await
+        .unwrap();
+    let fake = Fake::start().await;
+    let (gateway, client) = before_a_fake(&worker, &fake).await;
+    let ask = |number: usize| {
+        body(
+            &json!([{"role": "user", "content": format!("{number} stories. ").repeat(12)}]),
+            4,
+            true,
+        )
+    };
+    // Clients that hang up between the end of the prefill and the pull.
+    for number in 1..=3 {
+        fake.on_decode(Act::Hang);
+        let (client, body) = (client.clone(), ask(number));
+        let waiting = tokio::spawn(async move { client.post("/v1/chat/completions", &body).await.status });
+        fake.until("the decode leg is there", |fake| fake.open() == 1).await;
+        assert_eq!(worker.status().load.exporting, 1, "it is held for the decode worker");
+        waiting.abort();
+        let released = |status: &homing_worker::Status| {
+            status.load.exporting == 0 && status.counters.exports_released == number as u64
+        };
+        until_worker(&worker, "the export is given up", released).await;
+        fake.until("the decode leg is gone", |fake| fake.open() == 0).await;
+    }
+    // A pull that fails: the turn is planned anew, and what was held for the first plan is let go of.
+    fake.on_decode(Act::Refuse(500));
+    let answer = client.post("/v1/chat/completions", &ask(4)).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let replanned = |status: &homing_worker::Status| status.counters.exports_released == 4;
+    until_worker(&worker, "the failed plan's export is given up", replanned).await;
+    assert_eq!(worker.status().counters.exports_expired, 0);
+    gateway.shutdown().await;
+    worker.shutdown().await;
 }
 
 pub const PDD: [(&str, homing_worker::Role); 3] = [

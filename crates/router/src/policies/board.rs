@@ -24,6 +24,16 @@ pub struct LinkView {
     pub transfers: u32,
     /// Failures in a row, the last of them lately.
     pub failures: u32,
+    /// No transfer has come through since its last failure, however long that is ago.
+    pub on_trial: bool,
+}
+
+impl LinkView {
+    /// Whether to leave it alone while another will do: it failed lately, or is being tried by another transfer.
+    #[must_use]
+    pub const fn is_doubtful(&self) -> bool {
+        self.failures > 0 || (self.on_trial && self.transfers > 0)
+    }
 }
 
 /// A worker, as far as one turn is concerned.
@@ -236,7 +246,7 @@ impl Board {
     }
 
     /// A policy's choice, where what was to be done alone by a worker whose engine cannot is done with a prefill worker's
-    /// help: the one that has it computed first. Policies need not know of such engines.
+    /// help: the one that has it computed first, over a link that is not in doubt. Policies need not know of such engines.
     #[must_use]
     pub fn aided(&self, mut choice: Choice, turn: &TurnView) -> Choice {
         let Some(first) = choice.considered.first().map(|first| first.plan) else {
@@ -271,9 +281,10 @@ impl Board {
             let ahead = prefill.account.prefill_tokens + u64::from(prefill.lacks(turn));
             let plan = decode.seeded_by(prefill.id, turn);
             let denied = decode.denies_seed.or(prefill.denies_prefill);
-            (ahead, Considered { plan, denied, ..*alone })
+            let doubtful = self.link(prefill.id, decode.id).is_doubtful();
+            ((doubtful, ahead), Considered { plan, denied, ..*alone })
         });
-        let best = aided.min_by_key(|(ahead, aided)| (aided.denied.is_some(), *ahead, aided.plan.prefill));
+        let best = aided.min_by_key(|(order, aided)| (aided.denied.is_some(), *order, aided.plan.prefill));
         best.map(|(_, aided)| aided)
     }
 
@@ -300,7 +311,7 @@ impl Board {
         // The last token is always computed where the answer begins.
         let most = turn.prompt_tokens.saturating_sub(1);
         let lends = |worker: &&WorkerView| {
-            worker.id != prefill.id && worker.denies_lend.is_none() && self.link(worker.id, prefill.id).failures == 0
+            worker.id != prefill.id && worker.denies_lend.is_none() && !self.link(worker.id, prefill.id).is_doubtful()
         };
         let lenders = self.workers.iter().filter(lends).map(|worker| {
             let held = worker.resident_tokens.min(most);

@@ -15,8 +15,9 @@
 //! are 1; a term can be left out (`without=others`) to see what it is worth.
 //!
 //! A session stays at its home unless another plan beats that by a margin: estimates err, and KV that moves costs whoever has
-//! to move it back. A home without room is waited for as long as going elsewhere would cost more (rent or buy: at most twice
-//! the cost of the better choice in hindsight). Where KV moves, it moves (`migrate`): the home hands it over.
+//! to move it back. A home that has no room for the cheapest plan there is waited for as long as any other plan would cost more,
+//! one that ends at home too (rent or buy: at most twice the cost of the better choice in hindsight): a short tail waits for the long
+//! ones before it rather than go over a prefill worker that is behind. Where KV moves, it moves (`migrate`): the home hands it over.
 //!
 //! Where pools are smaller than what live sessions need and nothing keeps what they evict, each turn would evict what the next one
 //! needs. There, a turn whose history is nowhere waits until some pool has room for it beside the sessions that are
@@ -148,12 +149,15 @@ impl Policy for Homing {
                 },
             );
         }
-        let (stays, mut elsewhere): (Vec<Priced>, Vec<Priced>) = plans
+        let (mut stays, mut elsewhere): (Vec<Priced>, Vec<Priced>) = plans
             .drain(..)
             .partition(|plan| Some(plan.considered.plan.decode) == home);
-        let Some(stay) = best(stays) else {
+        stays.sort_by(|left, right| left.considered.score.total_cmp(&right.considered.score));
+        let mut stays = stays.into_iter();
+        let Some(stay) = stays.next() else {
             return least(elsewhere, "its home cannot serve it: least cost");
         };
+        elsewhere.extend(stays);
         elsewhere.sort_by(by_preference);
         let away = elsewhere
             .first()
@@ -172,7 +176,9 @@ impl Policy for Homing {
             Some(away) => {
                 others.remove(0);
                 others.insert(0, stay.considered);
-                let reason = format!("leaves home ({}): {}", stay.cost, away.cost);
+                let stays = away.considered.plan.decode == stay.considered.plan.decode;
+                let what = if stays { "waits no longer for" } else { "leaves" };
+                let reason = format!("{what} home ({}): {}", stay.cost, away.cost);
                 Choice::only(away.considered, others, reason)
             }
             None => Choice::only(stay.considered, others, format!("at home: {}", stay.cost)),
@@ -230,11 +236,6 @@ fn least(mut plans: Vec<Priced>, reason: &str) -> Choice {
         _ => reason.to_owned(),
     };
     Choice::least(plans.into_iter().map(|plan| plan.considered).collect(), reason)
-}
-
-fn best(mut plans: Vec<Priced>) -> Option<Priced> {
-    plans.sort_by(by_preference);
-    plans.first().copied()
 }
 
 /// What is not denied comes first, then what is cheaper.

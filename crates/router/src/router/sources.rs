@@ -53,7 +53,7 @@ impl Router {
                 && worker.exclusive_tokens > 0
                 && worker.held_tokens() > decode.held_tokens()
                 && worker.lacks(turn).saturating_mul(GAIN) <= prefill.lacks(turn)
-                && board.link(worker.id, decode.id).failures == 0
+                && !board.link(worker.id, decode.id).is_doubtful()
         };
         let hands_over = |worker: &&WorkerView| worker.denies_export.is_none();
         let sources = board.workers.iter().filter(gains).filter(hands_over);

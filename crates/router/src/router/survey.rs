@@ -182,8 +182,9 @@ impl Router {
         for (link, transfers) in self.ledger.links() {
             links.entry(link).or_default().transfers = transfers;
         }
-        for (link, failures) in self.links.all_recent(self.now, self.config.clocks.link_memory) {
-            links.entry(link).or_default().failures = failures;
+        for (link, failures) in self.links.all_failed(self.now, self.config.clocks.link_memory) {
+            let view = links.entry(link).or_default();
+            (view.failures, view.on_trial) = (failures, true);
         }
         links
     }

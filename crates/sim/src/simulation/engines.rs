@@ -19,7 +19,9 @@ impl Simulation<'_> {
             return;
         };
         if self.nodes[leg.node].engine.is_none() {
-            let leg = leg.id;
+            let (node, leg) = (leg.node, leg.id);
+            // The router doubts the worker: the next probe is news, whatever the last one said.
+            self.nodes[node].probed = None;
             self.forget_leg(engine_id);
             self.fail_leg(leg, FailureCause::Unreachable);
             return;

@@ -5,7 +5,7 @@ use crate::heap::Rank;
 use crate::logs::{decision_line, name, path, sample_line};
 use homing_engine::api::Input;
 use homing_report::logs::{Admission, AdmissionLine, BackpressureLine, BindingLine, duration_s, seconds};
-use homing_router::action::{Action, Decision, Dispatch, RouteError};
+use homing_router::action::{Action, Decision, Dispatch, KvUse, RouteError};
 use homing_router::event::{Event, FailureCause, HealthReport, Leg, LegFailure, LegId, Resume};
 use homing_units::{Duration, RequestId, WorkerId};
 
@@ -102,11 +102,32 @@ impl Simulation<'_> {
         if self.handshake_is_complete(dispatch.leg) {
             return;
         }
+        self.check_holder(dispatch);
         let Some(engine_id) = self.begin_leg(dispatch) else {
             return;
         };
         let first = self.decode_goes_ahead(engine_id, front_end).unwrap_or(engine_id);
         self.heap.plan(sent + front_end, Rank::Arrival, Wake::Arrival(first));
+    }
+
+    /// Whoever is to pull is sent once what it pulls is held, and no sooner: a core that takes the answer of an earlier attempt
+    /// for the present one's sends it too soon. A holder that is gone by now says nothing.
+    fn check_holder(&mut self, dispatch: Dispatch) {
+        let holds = match (dispatch.kv, dispatch.leg.leg) {
+            (KvUse::Import { .. }, Leg::Fetch) => Leg::Lend,
+            (KvUse::Import { .. }, Leg::Decode) => Leg::Prefill,
+            _ => return,
+        };
+        let holder = LegId {
+            leg: holds,
+            ..dispatch.leg
+        };
+        let held = |engine_id| self.legs.get(engine_id).is_none_or(|leg| leg.exported);
+        if !self.legs.engine_id(holder).is_none_or(held) {
+            let found = format!("{dispatch:?}");
+            self.checkers
+                .note("that nobody is sent to pull what is not held yet", self.now, found);
+        }
     }
 
     /// A leg of a live client begins; gives the id that the engine will know it by.

@@ -1,6 +1,6 @@
 //! How everyone else reaches the engine thread.
 
-use super::{Command, ExportChunk, OPERATOR_CALLS_MAX, PullSource, RequestEvent, Submission};
+use super::{Command, ExportChunk, OPERATOR_CALLS_MAX, PullSource, RELEASES_MAX, RequestEvent, Submission};
 use crate::metrics::Status;
 use crate::request::Request;
 use crate::transfers::ExportView;
@@ -44,6 +44,7 @@ pub(super) struct Shared {
     places: Arc<Semaphore>,
     places_total: usize,
     operator_calls: Arc<Semaphore>,
+    releases: Arc<Semaphore>,
     next_id: AtomicU64,
     pub(super) status: ArcSwap<Status>,
     pub(super) alive: AtomicBool,
@@ -64,6 +65,7 @@ pub fn engine_thread(places: usize) -> (EngineHandle, EngineThread) {
         places: Arc::new(Semaphore::new(places)),
         places_total: places,
         operator_calls: Arc::new(Semaphore::new(OPERATOR_CALLS_MAX)),
+        releases: Arc::new(Semaphore::new(RELEASES_MAX)),
         next_id: AtomicU64::new(0),
         status: ArcSwap::default(),
         alive: AtomicBool::new(true),
@@ -75,11 +77,16 @@ pub fn engine_thread(places: usize) -> (EngineHandle, EngineThread) {
 }
 
 impl EngineHandle {
-    /// Hands a request in; `source` is where its KV is on offer, if it is.
+    /// Hands a request in that its client calls `name`; `source` is where its KV is on offer, if it is.
     ///
     /// # Errors
     /// When too many requests are alive, or the engine has stopped.
-    pub fn submit(&self, request: Request, source: Option<PullSource>) -> Result<RequestStream, SubmitError> {
+    pub fn submit(
+        &self,
+        name: String,
+        request: Request,
+        source: Option<PullSource>,
+    ) -> Result<RequestStream, SubmitError> {
         let place = self.shared.places.clone().try_acquire_owned();
         let place = place.map_err(|_| SubmitError::Full {
             live: self.shared.places_total,
@@ -89,6 +96,7 @@ impl EngineHandle {
         let (sender, events) = unbounded_channel();
         let submission = Submission {
             id,
+            name,
             request,
             events: sender,
             source,
@@ -170,6 +178,17 @@ impl EngineHandle {
     /// When the engine has stopped.
     pub async fn ack_export(&self, id: RequestId) -> Result<bool, EngineStopped> {
         self.ask(|reply| Command::AckExport { id, reply }).await
+    }
+
+    /// Gives the export up that a request of this name asked for, or the request itself while it has none yet. Says
+    /// whether there was anything to give up.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub async fn release_export(&self, name: String) -> Result<bool, EngineStopped> {
+        let place = self.shared.releases.clone().acquire_owned().await;
+        let _place = place.map_err(|_| EngineStopped)?;
+        self.ask(|reply| Command::ReleaseExport { name, _place, reply }).await
     }
 
     /// Stores pulled blocks from index `first` of the prompt on.

@@ -176,7 +176,7 @@ fn result(body: Result<Bytes, ApiError>) -> Response {
     }
 }
 
-fn answer<T: Serialize>(value: &T) -> Response {
+pub(super) fn answer<T: Serialize>(value: &T) -> Response {
     result(body(value))
 }
 

@@ -67,7 +67,7 @@ async fn generate(app: Shared, dialect: Dialect, id: &str, bytes: Bytes) -> Resu
     }
     let events = app
         .engine
-        .submit(prepared.request, prepared.source)
+        .submit(id.to_owned(), prepared.request, prepared.source)
         .map_err(|error| match error {
             SubmitError::Full { .. } => ApiError::new(ErrorKind::RateLimit, error.to_string()).with_code("queue_full"),
             SubmitError::Stopped(_) => stopped(),

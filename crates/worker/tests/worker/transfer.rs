@@ -454,3 +454,89 @@ async fn a_holder_serves_so_many_pulls_and_no_more() {
         .expect("places are free again");
     trio.end().await;
 }
+
+/// The release of what a request of this name asked for, said to this life.
+async fn release(client: &Client, name: &str, epoch: BootEpoch) -> Answer {
+    let body = json!({"request_id": name, "boot_epoch": epoch});
+    client.post("/homing/release", &body).await
+}
+
+#[tokio::test]
+async fn an_export_that_nobody_will_pull_is_released_at_once() {
+    let trio = Trio::new(|name| tiny(name, 128)).await;
+    let (p, epoch) = (&trio.p, trio.workers[0].info().epoch);
+    let prompt = prompt(1, 150);
+    let body = greedy(&prompt, 1, json!({"do_remote_decode": true})).to_string();
+    let exported = p
+        .send("POST", "/v1/completions", &[("x-request-id", "leg-1")], body.into())
+        .await;
+    let params = exported.json()["kv_transfer_params"].clone();
+    assert_eq!(p.probe().await.load.exporting, 1);
+    // To another life, and for another request, it says nothing.
+    let elsewhere = release(p, "leg-1", BootEpoch(epoch.0 + 1)).await;
+    assert_eq!(
+        (elsewhere.status.as_u16(), &elsewhere.error()["code"]),
+        (404, &json!("other_life"))
+    );
+    assert_eq!(release(p, "leg-2", epoch).await.json(), json!({"released": false}));
+    assert_eq!(p.probe().await.load.exporting, 1, "it is held still");
+    assert_eq!(release(p, "leg-1", epoch).await.json(), json!({"released": true}));
+    let load = p.probe().await.load;
+    assert_eq!(load.exporting, 0);
+    assert_eq!(
+        load.blocks_free + load.blocks_evictable,
+        load.blocks_total,
+        "no block is pinned"
+    );
+    assert_eq!(
+        release(p, "leg-1", epoch).await.json(),
+        json!({"released": false}),
+        "twice is no error"
+    );
+    let metrics = p.metrics().await;
+    assert_eq!(metrics.sum("homing:exports_released_total"), Some(1.0));
+    // Whoever pulls it now fails, as from any export that is gone.
+    transfer_failed(&trio.d1.complete(&greedy(&prompt, 4, params)).await, "unknown");
+    trio.end().await;
+}
+
+#[tokio::test]
+async fn a_release_gives_up_a_request_that_holds_nothing_yet() {
+    let trio = Trio::new(steps).await;
+    let (p, epoch) = (&trio.p, trio.workers[0].info().epoch);
+    // Seconds of modelled prefill.
+    let body = greedy(&prompt(1, 400_000), 1, json!({"do_remote_decode": true})).to_string();
+    let asked = tokio::spawn({
+        let p = p.clone();
+        async move {
+            p.send("POST", "/v1/completions", &[("x-request-id", "long")], body.into())
+                .await
+        }
+    });
+    p.until("it runs", |probe| probe.load.running == 1).await;
+    assert_eq!(release(p, "long", epoch).await.json(), json!({"released": true}));
+    let answer = asked.await.expect("it is answered");
+    assert_eq!(
+        (answer.status.as_u16(), &answer.error()["code"]),
+        (503, &json!("aborted"))
+    );
+    trio.end().await;
+}
+
+#[tokio::test]
+async fn a_release_that_makes_no_sense_is_refused() {
+    let trio = Trio::new(|name| tiny(name, 16)).await;
+    let check = async |body: Value, status: u16| {
+        let answer = trio.p.post("/homing/release", &body).await;
+        assert_eq!(answer.status.as_u16(), status, "{body}: {answer:?}");
+        answer.error();
+    };
+    check(json!({}), 400).await;
+    check(json!([]), 400).await;
+    check(json!({"request_id": 1, "boot_epoch": 1}), 400).await;
+    check(json!({"request_id": "a"}), 400).await;
+    check(json!({"request_id": "a", "boot_epoch": -1}), 400).await;
+    check(json!({"request_id": "a".repeat(129), "boot_epoch": 1}), 400).await;
+    check(json!({"request_id": "a".repeat(2_000), "boot_epoch": 1}), 413).await;
+    trio.end().await;
+}

@@ -19,25 +19,22 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Samples of the workers, and the time between two: longer in all than what a difference must last to count.
-const SAMPLES: u32 = 16;
+/// Between two samples of the workers.
 const SAMPLE_EVERY: Duration = Duration::from_secs(2);
 
-/// Watches a router and diagnoses what it tells.
-pub fn diagnose(url: &str) -> Result<Vec<Finding>> {
+/// Watches a router for so many seconds and diagnoses what it tells.
+pub fn diagnose(url: &str, seconds: u32) -> Result<Vec<Finding>> {
     let endpoint = Endpoint::new(url).map_err(Usage::error)?;
-    let evidence = super::super::runtime()?.block_on(watch(&endpoint, url))?;
+    let evidence = super::super::runtime()?.block_on(watch(&endpoint, url, seconds))?;
     Ok(homing_doctor::diagnose(&evidence))
 }
 
-async fn watch(endpoint: &Endpoint, url: &str) -> Result<Evidence> {
-    say(format_args!(
-        "watching {url} for {} s",
-        (SAMPLE_EVERY * (SAMPLES - 1)).as_secs()
-    ));
+async fn watch(endpoint: &Endpoint, url: &str, seconds: u32) -> Result<Evidence> {
+    say(format_args!("watching {url} for {seconds} s"));
+    let every = u32::try_from(SAMPLE_EVERY.as_secs()).unwrap_or(1);
     let mut logs = empty();
     let mut names = BTreeMap::new();
-    for sample in 0..SAMPLES {
+    for sample in 0..=seconds / every {
         if sample > 0 {
             tokio::time::sleep(SAMPLE_EVERY).await;
         }

@@ -1,9 +1,11 @@
 //! One plan's legs: sent, given up, and what comes of those of which no client hears.
 //!
 //! KV that one leg holds for another is an [`Offer`]: made from the answer of the leg that holds it, under the terms that
-//! held when that leg was sent, and used up by the leg that pulls it, if the terms hold still.
+//! held when that leg was sent, and used up by the leg that pulls it, if the terms hold still. What nobody will pull any more is
+//! given up at its worker at once, where the worker can be told.
 
 use super::Flight;
+use crate::proxy::abort::Abort;
 use crate::proxy::leg::{DecodeLeg, LegRequest, SilentAnswer, SilentLeg};
 use crate::proxy::legs::LegPrompt;
 use crate::proxy::native::{Native, native_body};
@@ -22,6 +24,8 @@ pub(super) struct Attempt {
     pub(super) continues: bool,
     /// KV that a leg of this attempt holds for the next one.
     offer: Option<Offer>,
+    /// What legs of this attempt hold, or will, until somebody has pulled it: dropped before that, it is given up.
+    holds: Vec<(Leg, Abort)>,
     /// The leg under way of which no client hears; one at a time.
     pub(super) silent: Option<SilentLeg>,
     pub(super) decode: Option<DecodeLeg>,
@@ -38,6 +42,7 @@ impl Attempt {
             prompt,
             continues,
             offer: None,
+            holds: Vec::new(),
             silent: None,
             decode: None,
             pair: None,
@@ -50,7 +55,25 @@ impl Attempt {
         self.silent = None;
         self.decode = None;
         self.pair = None;
+        self.give_up_held();
+    }
+
+    /// Nobody will pull what legs of this attempt hold.
+    pub(super) fn give_up_held(&mut self) {
         self.offer = None;
+        self.holds.clear();
+    }
+
+    /// A leg has pulled what was held for it, which frees it there.
+    pub(super) fn pulled(&mut self) {
+        self.holds.drain(..).for_each(|(_, mut held)| held.ended());
+    }
+
+    /// This leg was answered with an error: it holds nothing.
+    fn holds_nothing(&mut self, leg: Leg) {
+        for (_, held) in self.holds.iter_mut().filter(|(of, _)| *of == leg) {
+            held.ended();
+        }
     }
 }
 
@@ -82,6 +105,7 @@ impl Flight {
                 let terms = terms.filter(|_| dispatch.kv == KvUse::Export);
                 let body = params.map_or_else(|| prompt.held_body(), |params| prompt.pulled_body(params));
                 let request = self.leg_request(dispatch, &prompt, body);
+                self.attempt.holds.extend(self.hold(&dispatch, &request));
                 self.attempt.silent = Some(SilentLeg::send(self.shell.upstream.clone(), request, terms));
             }
             Leg::Decode => self.send_decode(dispatch, &prompt, params),
@@ -95,6 +119,16 @@ impl Flight {
         };
         self.transcript.begin_leg(self.attempt.continues);
         self.attempt.decode = Some(DecodeLeg::send(self.shell.upstream.clone(), request));
+    }
+
+    /// How the worker of a leg that is to hold its KV learns that nobody will pull it.
+    fn hold(&self, dispatch: &Dispatch, request: &LegRequest) -> Option<(Leg, Abort)> {
+        let Self { shell, .. } = self;
+        let worker = Some(dispatch.worker).filter(|_| dispatch.kv == KvUse::Export)?;
+        let uri = shell.fleet.release_uri(worker)?;
+        let (name, epoch) = (self.request.leg_name(dispatch.leg), shell.fleet.life(worker).epoch);
+        let abort = Abort::of_export(shell.upstream.clone(), &uri, &request.headers, &name, epoch);
+        Some((dispatch.leg.leg, abort))
     }
 
     /// What a leg's KV is for, as things are now: which prompt, and which lives of who holds it and who pulls it.
@@ -175,6 +209,11 @@ impl Flight {
         let Some(SilentLeg { leg, terms, .. }) = self.attempt.silent.take() else {
             return;
         };
+        match &answer {
+            Ok(_) if leg.leg == Leg::Fetch => self.attempt.pulled(),
+            Err(error) if error.answer.is_some() => self.attempt.holds_nothing(leg.leg),
+            Ok(_) | Err(_) => {}
+        }
         let answer = answer.and_then(|SilentAnswer { held, cached_tokens }| {
             let deadline = self.shell.clock.now() + self.shell.offer;
             let offer = terms.map(|terms| Offer::of_answer(&held, terms, deadline)).transpose();

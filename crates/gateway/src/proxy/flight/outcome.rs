@@ -31,6 +31,7 @@ impl Flight {
                     None if done => self.finished(leg).await,
                     None => {}
                 }
+                self.attempt.pulled();
             }
             // All that was asked for is there; only the mark after it is missing.
             DecodeNews::Failed(_) if self.transcript.leg_has_ended() => self.finished(leg).await,
@@ -87,8 +88,9 @@ impl Flight {
             Leg::Lend | Leg::Fetch | Leg::Prefill => self.attempt.silent = None,
             Leg::Decode => self.attempt.decode = None,
         }
-        // Of two legs that need each other none goes on alone.
+        // Of two legs that need each other none goes on alone, and what one held for the other nobody pulls any more.
         self.attempt.pair = None;
+        self.attempt.give_up_held();
         if leg.leg == Leg::Decode && self.lacks_only_its_end() {
             return self.end_in_place(leg).await;
         }

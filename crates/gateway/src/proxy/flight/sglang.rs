@@ -132,7 +132,7 @@ impl Flight {
             self.leg_request(dispatch, &self.attempt.prompt, leg_body(&self.attempt.prompt, routing));
         let uri = self.shell.fleet.uri(dispatch.worker, "/abort_request");
         let upstream = self.shell.upstream.clone();
-        let abort = Abort::new(upstream.clone(), &uri, &request.headers, &routing.rid);
+        let abort = Abort::of_request(upstream.clone(), &uri, &request.headers, &routing.rid);
         DecodeLeg::send(upstream, request).aborted_by(abort)
     }
 

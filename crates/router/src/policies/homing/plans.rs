@@ -2,7 +2,8 @@
 //!
 //! Every decode worker alone; with a prefill worker, of those that would have it done first, which may pull the history before
 //! it prefills; and with the KV from where the session's history lies, if that is elsewhere. Sources are ranked once and only the first few are looked at for each
-//! decode worker, so a large fleet costs the sum of its workers and not the product.
+//! decode worker, so a large fleet costs the sum of its workers and not the product. A link that failed lately, or is being tried
+//! by another transfer after it failed, is no way for KV while there is another.
 
 use super::cost::Cost;
 use super::estimate::{Estimate, Place};
@@ -57,10 +58,13 @@ pub(super) fn all(estimate: &Estimate<'_>) -> Vec<Priced> {
         if !receives {
             continue;
         }
-        let able = prefillers.iter().filter(|source| spares(source, place));
-        plans.extend(able.take(SOURCES).map(|source| priced(estimate, place, Some(source))));
+        let able = || prefillers.iter().filter(|source| spares(source, place));
+        let is_sure = |source: &&Source<'_, '_>| !is_doubtful(estimate, source, place);
+        let any_sure = able().any(|source| is_sure(&source));
+        let open = able().filter(|source| !any_sure || is_sure(source));
+        plans.extend(open.take(SOURCES).map(|source| priced(estimate, place, Some(source))));
         let more = |source: &&Source<'_, '_>| source.place.worker.held_tokens() > place.worker.held_tokens();
-        let holder = holders.iter().find(more);
+        let holder = holders.iter().filter(is_sure).find(more);
         plans.extend(holder.map(|source| priced(estimate, place, Some(source))));
     }
     plans
@@ -73,6 +77,7 @@ fn is_spared(estimate: &Estimate<'_>, place: &Place<'_>, alone: &Priced, prefill
         && place.worker.lacks(estimate.turn) > budget(estimate, place)
         && prefillers.iter().any(|source| {
             spares(source, place)
+                && !is_doubtful(estimate, source, place)
                 && source.place.worker.denies_prefill.is_none()
                 && terms::first::prefilled_s(estimate, source) <= estimate.config.overflow * alone.cost.first_s
         })
@@ -98,6 +103,12 @@ fn receives(place: &Place<'_>) -> bool {
 fn spares(source: &Source<'_, '_>, place: &Place<'_>) -> bool {
     let prefill = source.place.worker;
     prefill.id != place.worker.id && (prefill.role == Role::Prefill || place.worker.role == Role::Decode)
+}
+
+/// Whether KV from this source had better come to the place over another link.
+fn is_doubtful(estimate: &Estimate<'_>, source: &Source<'_, '_>, place: &Place<'_>) -> bool {
+    let link = estimate.board.link(source.place.worker.id, place.worker.id);
+    link.is_doubtful()
 }
 
 /// Those that may prefill for others, the soonest done first; the first few pull the history where that is sooner.

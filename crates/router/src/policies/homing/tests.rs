@@ -129,11 +129,7 @@ fn without_a_home_the_least_cost_wins() {
     };
     check(PD, queued, Some((Path::Seed, Some(1), 2)));
     let failing = |board: &mut Board| {
-        let link = LinkView {
-            transfers: 0,
-            failures: 1,
-        };
-        board.links.insert((WorkerId(0), WorkerId(2)), link);
+        link(board, (0, 2), 0, 1);
         crowd(board)
     };
     check(PD, failing, Some((Path::Seed, Some(1), 2)));
@@ -149,6 +145,48 @@ fn without_a_home_the_least_cost_wins() {
         turn()
     };
     check(DP, lived_in, Some((Path::Local, None, 2)));
+}
+
+/// What is known of a link whose last transfer failed.
+fn link(board: &mut Board, (from, to): (u32, u32), transfers: u32, failures: u32) {
+    let view = LinkView {
+        transfers,
+        failures,
+        on_trial: true,
+    };
+    board.links.insert((WorkerId(from), WorkerId(to)), view);
+}
+
+#[test]
+fn a_doubtful_link_is_left_alone_while_another_will_do() {
+    // However far behind the other prefill worker is.
+    let far_behind = |board: &mut Board| {
+        behind(board, 1, 400_000);
+        busy(board, 3, 200);
+        turn()
+    };
+    check(PD, far_behind, Some((Path::Seed, Some(0), 2)));
+    let with = |transfers, failures| {
+        move |board: &mut Board| {
+            link(board, (0, 2), transfers, failures);
+            far_behind(board)
+        }
+    };
+    let alone = Some((Path::Local, None, 2));
+    check(PD, with(0, 1), alone);
+    // It is tried again once its failure is old, by one transfer at a time.
+    check(PD, with(1, 0), alone);
+    check(PD, with(0, 0), Some((Path::Seed, Some(0), 2)));
+    // Where there is no other way, it is a way.
+    let both = |board: &mut Board| {
+        board.workers[2].denies_alone = Some(Denied::AppendTokens);
+        board.workers[3].denies_alone = Some(Denied::AppendTokens);
+        for between in [(0, 2), (1, 2), (0, 3), (1, 3)] {
+            link(board, between, 0, 1);
+        }
+        turn()
+    };
+    check(PD, both, Some((Path::Seed, Some(0), 2)));
 }
 
 #[test]
@@ -200,6 +238,24 @@ fn a_home_without_room_is_waited_for_as_long_as_leaving_costs_more() {
     // Computing 19,000 tokens anew takes about half a second more.
     check(DP, full(200), None);
     check(DP, full(1_000), Some((Path::Local, None, 0)));
+    // A short tail waits for the long ones that are prefilled at its home, rather than go over a prefill worker that is behind.
+    let behind_others = |waited_ms: u64| {
+        move |board: &mut Board| {
+            let turn = later(board, 2, 19_900);
+            board.workers[2].denies_export = Some(Denied::AppendTokens);
+            board.workers[2].denies_alone = Some(Denied::AppendTokens);
+            board.workers[3].denies_alone = Some(Denied::AppendTokens);
+            behind(board, 0, 60_000);
+            behind(board, 1, 60_000);
+            TurnView {
+                waited: Duration::from_millis(waited_ms),
+                ..turn
+            }
+        }
+    };
+    check(PD, behind_others(500), None);
+    let reason = check(PD, behind_others(9_000), Some((Path::Reseed, Some(0), 2)));
+    assert!(reason.starts_with("waits no longer for home"), "{reason}");
     let dead = |board: &mut Board| {
         let turn = later(board, 2, 19_000);
         board.workers[2].denies_alone = Some(Denied::Dead);

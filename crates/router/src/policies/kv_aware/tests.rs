@@ -275,7 +275,11 @@ fn a_healthy_prefill_worker_has_the_fewest_transfers_and_no_recent_failure() {
             "{text} {links:?}"
         );
     };
-    let link = |transfers, failures| LinkView { transfers, failures };
+    let link = |transfers, failures| LinkView {
+        transfers,
+        failures,
+        on_trial: failures > 0,
+    };
     let busy = [(0, link(3, 0)), (1, link(2, 0))];
     check("", busy, 0);
     check("prefill=healthy", busy, 1);
