@@ -21,6 +21,12 @@ struct Cli {
     /// Of these results only what shows that they can be made.
     #[arg(long, requires = "results")]
     quick: bool,
+    /// Of these results only the knees, over two seeds.
+    #[arg(long, requires = "results", conflicts_with = "quick")]
+    brief: bool,
+    /// A file in which outcomes are kept, for a comparison that goes on later with the same build.
+    #[arg(long, requires = "results", value_name = "FILE")]
+    keep: Option<std::path::PathBuf>,
     /// Of these results only these families.
     #[arg(long, requires = "results", conflicts_with = "quick", value_parser = planner::keys().collect::<Vec<_>>())]
     family: Vec<String>,
@@ -66,10 +72,20 @@ fn main() -> anyhow::Result<()> {
 /// The planner's document on standard output, and its plot.
 fn results(cli: &Cli) -> anyhow::Result<()> {
     let plot = std::path::absolute(&cli.plot)?;
+    let kept = cli
+        .keep
+        .as_deref()
+        .map(planner::Kept::open)
+        .transpose()?
+        .unwrap_or_default();
     if let Some(folder) = &cli.traces {
         std::env::set_current_dir(folder)?;
     }
-    let plain = Options::new(if cli.quick { Extent::Quick } else { Extent::Full });
+    let plain = Options::new(match (cli.quick, cli.brief) {
+        (true, _) => Extent::Quick,
+        (_, true) => Extent::Brief,
+        _ => Extent::Full,
+    });
     let options = Options {
         families: cli.family.clone(),
         seeds: cli.seeds.unwrap_or(plain.seeds),
@@ -79,7 +95,7 @@ fn results(cli: &Cli) -> anyhow::Result<()> {
         variants: cli.variant.iter().map(ToString::to_string).collect(),
         ..plain
     };
-    let comparison = planner::run(options, cli.threads, progress)?;
+    let comparison = planner::run(options, &kept, cli.threads, progress)?;
     std::fs::write(&plot, planner::plot(&comparison))?;
     let name = plot.file_name().unwrap_or_default().to_string_lossy().into_owned();
     print!("{}", planner::document(&comparison, &name));

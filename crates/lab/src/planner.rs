@@ -14,11 +14,13 @@ mod acceptance;
 mod cells;
 mod document;
 mod figures;
+mod kept;
 mod outcome;
 mod pareto;
 
 pub use cells::{Cell, Family, Level, Loads, families, keys, ladder};
 pub use document::document;
+pub use kept::Kept;
 pub use outcome::{Outcome, Outcomes};
 pub use pareto::plot;
 
@@ -26,9 +28,10 @@ use crate::results::RunError;
 use crate::setup::Setup;
 
 /// Policies that stand for the planner with a term or a means left out.
-pub const ABLATIONS: [&str; 6] = [
+pub const ABLATIONS: [&str; 7] = [
     "homing:without=own",
     "homing:without=others",
+    "homing:without=behind",
     "homing:without=evict",
     "homing:without=future",
     "homing:moves=off",
@@ -46,6 +49,8 @@ const CONTENDERS: usize = 3;
 pub enum Extent {
     /// Everything.
     Full,
+    /// Every family at its knee, without the prefill/decode shape with host memory, over two seeds.
+    Brief,
     /// One small family and one seed: to see that it works.
     Quick,
 }
@@ -86,7 +91,8 @@ impl Options {
     #[must_use]
     pub const fn new(extent: Extent) -> Self {
         let (seeds, ablation_seeds) = match extent {
-            Extent::Full => (5, 2),
+            Extent::Full => (5, 1),
+            Extent::Brief => (2, 1),
             Extent::Quick => (1, 1),
         };
         Self {
@@ -110,17 +116,23 @@ impl Options {
     }
 }
 
-/// Runs everything.
+/// Runs everything that is not kept already.
 ///
 /// # Errors
 /// The first setup, in order, that cannot be run.
-pub fn run(options: Options, threads: usize, progress: impl Fn(usize, usize) + Sync) -> Result<Comparison, RunError> {
-    let simulate = |setups: Vec<Setup>| Outcomes::run_with(setups, threads, &progress, Outcome::simulate);
+pub fn run(
+    options: Options,
+    kept: &Kept,
+    threads: usize,
+    progress: impl Fn(usize, usize) + Sync,
+) -> Result<Comparison, RunError> {
+    let simulate = |setups: Vec<Setup>| kept.run(setups, threads, &progress);
     let families = options.chosen();
     let scouted = simulate(families.iter().flat_map(|family| ladder(family, &SCOUTS)).collect())?;
     let cells: Vec<Cell> = families
         .iter()
         .flat_map(|family| cells::of_family(family, &SCOUTS, &scouted))
+        .filter(|cell| options.extent != Extent::Brief || cell.is_brief())
         .collect();
     let all = |cell: &Cell| others().map(|policy| cell.setup(policy, 1)).collect::<Vec<_>>();
     let first = simulate(cells.iter().flat_map(all).collect())?;

@@ -27,6 +27,8 @@ pub struct Setup {
     pub arrivals: Arrivals,
     /// A session ends before its first prompt above so many tokens; recorded agents outgrow any worker.
     pub max_context: Option<u32>,
+    /// So many sessions, the first of the trace; all without.
+    pub sessions: Option<u32>,
     /// Whether sessions start in the trace's order whatever the seed, as they do where one trace is run again.
     pub keep_order: bool,
     /// The runs: seeds from 1 to this.
@@ -73,6 +75,7 @@ impl Setup {
             time_scale: 10,
             arrivals: Arrivals::LiveSessions(32),
             max_context: None,
+            sessions: None,
             keep_order: false,
             seeds: 3,
         }
@@ -99,6 +102,13 @@ impl Setup {
         self
     }
 
+    /// With the trace's first sessions only, if there is such a bound.
+    #[must_use]
+    pub fn sessions(mut self, sessions: Option<u32>) -> Self {
+        self.sessions = sessions;
+        self
+    }
+
     /// With sessions in the trace's order for every seed.
     #[must_use]
     pub fn keep_order(mut self) -> Self {
@@ -121,9 +131,8 @@ impl Setup {
             Arrivals::LiveSessions(live) => format!(" --concurrency {live}"),
         };
         let order = if self.keep_order { " --keep-order" } else { "" };
-        let most = self
-            .max_context
-            .map_or(String::new(), |tokens| format!(" --max-context {tokens}"));
+        let bound = |name, bound: Option<u32>| bound.map_or(String::new(), |bound| format!(" --{name} {bound}"));
+        let most = bound("max-context", self.max_context) + &bound("sessions", self.sessions);
         format!(
             "homing sim --trace {} --cluster {} --policy {} --time-scale {}{arrivals}{most}{order} --runs {}",
             self.trace, self.cluster, self.policy, self.time_scale, self.seeds
@@ -153,6 +162,7 @@ impl Setup {
         config.replay.time_scale = f64::from(self.time_scale);
         config.replay.keep_order = self.keep_order;
         config.replay.max_context = self.max_context;
+        config.replay.sessions = self.sessions;
         config.replay.start = match self.arrivals {
             Arrivals::Recorded => Start::Recorded,
             Arrivals::LiveSessions(live) => Start::Concurrency(live),

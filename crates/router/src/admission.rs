@@ -110,6 +110,8 @@ pub enum Denied {
     Crowded,
     /// Its pool is full of what is in flight.
     PoolFull,
+    /// The next room there is kept for one that has waited long.
+    Kept,
     /// As many seeds as it may have are pending.
     Seeds,
     /// As many tokens as it may prefill beside its decoding are in flight.
@@ -133,6 +135,7 @@ impl Denied {
             Self::Requests => "too many requests in flight",
             Self::Crowded => "pool wanted by sessions that are expected back",
             Self::PoolFull => "pool full of requests in flight",
+            Self::Kept => "kept for one that has waited long",
             Self::Seeds => "too many seeds pending",
             Self::AppendTokens => "too many append tokens in flight",
             Self::PrefillTokens => "prefill queue full",
@@ -144,7 +147,7 @@ impl Denied {
     pub const fn is_room(self) -> bool {
         matches!(
             self,
-            Self::Requests | Self::PoolFull | Self::Seeds | Self::AppendTokens | Self::PrefillTokens
+            Self::Requests | Self::PoolFull | Self::Kept | Self::Seeds | Self::AppendTokens | Self::PrefillTokens
         )
     }
 

@@ -122,7 +122,7 @@ impl Default for Limits {
 pub struct Clocks {
     /// A request waits in the queue for so long at most.
     pub queue_wait: Duration,
-    /// Once the first in the queue has waited for so long, nobody overtakes it.
+    /// Once the first in the queue has waited for so long, nobody overtakes it where it waits for room.
     pub overtake: Duration,
     /// First and shortest pause before a waiting request is tried again, or a busy worker is asked again.
     pub backoff_base: Duration,

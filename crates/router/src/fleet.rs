@@ -56,6 +56,8 @@ pub(crate) struct Worker {
     pub(crate) steps: StepFit,
     /// Prefill that it was ever sent.
     pub(crate) prefilled: Prefilled,
+    /// Since when it has been at work on the first of the prefill that is pending there, where there is any.
+    pub(crate) prefilling_since: Instant,
     liveness: Liveness,
     missed_probes: u32,
     /// It was suspect or dead and has answered no leg since.
@@ -180,6 +182,7 @@ impl Worker {
             recent_ttft_s: None,
             steps: StepFit::new(Speed::default()),
             prefilled: Prefilled::default(),
+            prefilling_since: Instant::ZERO,
             liveness: Liveness::Alive,
             missed_probes: 0,
             on_trial: false,

@@ -45,8 +45,8 @@ pub(crate) struct Request {
     pub(crate) pause: Duration,
     /// Not tried again before this.
     pub(crate) not_before: Instant,
-    /// What it waits for is room, so that patience helps.
-    pub(crate) wants_room: bool,
+    /// What it waits for is room, so that patience helps: the plan that it would take if there were any.
+    pub(crate) wants_room: Option<Plan>,
     /// Attempts that failed for other reasons than a busy worker.
     pub(crate) failures: u32,
     /// Of those, failed transfers.

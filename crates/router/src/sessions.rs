@@ -255,6 +255,11 @@ impl Sessions {
         self.gaps.expected_turns()
     }
 
+    /// Seconds between the turns of sessions that are live, on average.
+    pub(crate) fn expected_gap_s(&self) -> f64 {
+        self.gaps.expected_gap_s(self.limits.live)
+    }
+
     /// What lives at a worker beside this session.
     pub(crate) fn homed_without(&self, worker: WorkerId, session: SessionId) -> Homed {
         let mut homed = self.homed(worker);

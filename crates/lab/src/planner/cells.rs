@@ -17,6 +17,8 @@ pub struct Family {
     pub time_scale: u32,
     /// Sessions end before they are longer than this, in tokens.
     pub max_context: Option<u32>,
+    /// So many sessions of the trace, its first; all without.
+    pub sessions: Option<u32>,
     /// The shapes, as presets.
     pub shapes: &'static [&'static str],
     /// Host memory of each worker with which it is run too.
@@ -66,6 +68,7 @@ const SWE52: Family = Family {
     trace: "gen:swe52",
     time_scale: 10,
     max_context: None,
+    sessions: None,
     shapes: &["h100x8-dp", "h100x8-2p6d"],
     host: Some("128GiB"),
     loads: Loads::Live(&[8, 16, 24, 32, 42, 52]),
@@ -106,26 +109,29 @@ const FULL: [Family; 6] = [
         trace: "gen:agent:sessions=60",
         time_scale: 1,
         max_context: Some(600_000),
+        sessions: None,
         shapes: &["h200x8-dp", "h200x8-2p6d"],
         host: Some("256GiB"),
         loads: Loads::Live(&[8, 16, 32, 48, 60]),
     },
     Family {
         key: "recorded-agents",
-        name: "180 recorded coding agents",
+        name: "45 recorded coding agents",
         trace: "claude-code-180.jsonl.zst",
         time_scale: 1,
         max_context: Some(600_000),
-        shapes: &["h200x8-dp", "h200x8-2p6d"],
+        sessions: Some(45),
+        shapes: &["h200x4-dp", "h200x4-1p3d"],
         host: Some("256GiB"),
-        loads: Loads::Live(&[16, 32, 64, 96, 128, 180]),
+        loads: Loads::Live(&[4, 8, 16, 24, 32, 45]),
     },
     Family {
         key: "conversations",
-        name: "Mooncake's conversations",
+        name: "4,000 of Mooncake's conversations",
         trace: "mooncake-conversation.jsonl.zst",
         time_scale: 1,
         max_context: None,
+        sessions: Some(4_000),
         shapes: &["h200x8-dp", "h200x8-2p6d"],
         host: Some("256GiB"),
         loads: Loads::Faster(&[1, 2, 3, 4, 6]),
@@ -138,7 +144,7 @@ pub fn families(extent: Extent) -> Vec<Family> {
     let there = |family: &Family| !family.is_recorded() || std::path::Path::new(family.trace).is_file();
     match extent {
         Extent::Quick => vec![SMALL],
-        Extent::Full => FULL.into_iter().filter(there).collect(),
+        Extent::Full | Extent::Brief => FULL.into_iter().filter(there).collect(),
     }
 }
 
@@ -189,6 +195,7 @@ impl Cell {
             .time_scale(time_scale)
             .arrivals(arrivals)
             .max_context(self.family.max_context)
+            .sessions(self.family.sessions)
             .seeds(seeds)
     }
 
@@ -196,6 +203,13 @@ impl Cell {
     #[must_use]
     pub fn is_heavy(&self) -> bool {
         self.level != Level::Light
+    }
+
+    /// Whether it is one of a brief comparison.
+    #[must_use]
+    pub(super) fn is_brief(&self) -> bool {
+        let first = self.cluster.starts_with(self.family.shapes[0]);
+        matches!(self.level, Level::Knee | Level::Recorded) && (first || !self.cluster.contains(":host="))
     }
 
     /// Its heading.

@@ -59,6 +59,11 @@ fn extent(text: &mut String, comparison: &Comparison) {
     if options.extent == Extent::Quick {
         text.push_str("\nThis is the quick extent: one small family, to see that the document can be made.\n");
     }
+    if options.extent == Extent::Brief {
+        text.push_str(
+            "\nThis is the brief extent: each family at its knee only, and the prefill/decode shape without host memory only.\n",
+        );
+    }
     if !options.families.is_empty() {
         let _ = writeln!(text, "\nOnly these families: {}.", options.families.join(", "));
     }

@@ -27,6 +27,9 @@ pub struct Outcome {
     pub prompt_tokens_mean: Option<f64>,
 }
 
+/// How many there are.
+const FIGURES: usize = 8;
+
 /// Those of all setups.
 pub type Outcomes = Results<Outcome>;
 
@@ -41,6 +44,44 @@ impl Outcome {
         config.logs = false;
         let run = Run::new(&simulate(&trace, &config)?.run, setup.classes());
         Ok(Self::of(&run))
+    }
+
+    /// All of them, in the order of the fields.
+    pub(super) const fn figures(&self) -> [Option<f64>; FIGURES] {
+        [
+            self.latency_mean_s,
+            self.ttft_mean_s,
+            self.ttft_p90_s,
+            self.tpot_p90_s,
+            self.busy_max_min,
+            self.requests_max_min,
+            Some(self.errors),
+            self.prompt_tokens_mean,
+        ]
+    }
+
+    /// The outcome of which these are all.
+    pub(super) fn from_figures(figures: [Option<f64>; FIGURES]) -> Self {
+        let [
+            latency_mean_s,
+            ttft_mean_s,
+            ttft_p90_s,
+            tpot_p90_s,
+            busy_max_min,
+            requests_max_min,
+            errors,
+            prompt_tokens_mean,
+        ] = figures;
+        Self {
+            latency_mean_s,
+            ttft_mean_s,
+            ttft_p90_s,
+            tpot_p90_s,
+            busy_max_min,
+            requests_max_min,
+            errors: errors.unwrap_or(0.0),
+            prompt_tokens_mean,
+        }
     }
 
     fn of(run: &Run) -> Self {

@@ -26,6 +26,10 @@ const GONE_BEFORE: u32 = 8;
 /// Further turns that each of these had: few for an agent, many for a chat.
 const TURNS_BEFORE: u32 = 5;
 
+/// So many gaps of so many seconds are taken to have been seen before: the median of coding agents.
+const GAPS_BEFORE: u32 = 8;
+const GAP_BEFORE_S: f64 = 10.0;
+
 /// The distribution of gaps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gaps {
@@ -69,6 +73,24 @@ impl Gaps {
     /// Further turns that a session has after one of its turns, on average: turns that came by sessions that ended.
     pub(crate) fn expected_turns(&self) -> f64 {
         f64::from(self.count + TURNS_BEFORE * GONE_BEFORE) / f64::from(self.gone + GONE_BEFORE)
+    }
+
+    /// Seconds that a session is away between two turns, on average over the gaps within the window.
+    pub(crate) fn expected_gap_s(&self, longest: Duration) -> f64 {
+        let window_ms = self.window(longest).as_millis() as f64;
+        let before = f64::from(GAPS_BEFORE);
+        // The bin of index n ends at 2^n milliseconds.
+        let middles_ms = (0..).map(|index| 0.75 * f64::from(1_u32 << index));
+        let within = self
+            .bins
+            .iter()
+            .zip(middles_ms)
+            .take_while(|(_, middle_ms)| *middle_ms < window_ms);
+        let (sum_ms, count) = within.fold(
+            (before * GAP_BEFORE_S * 1e3, before),
+            |(sum_ms, count), (bin, middle_ms)| (sum_ms + f64::from(*bin) * middle_ms, count + f64::from(*bin)),
+        );
+        sum_ms / count / 1e3
     }
 
     /// How long a session is expected back; `longest` at most.
@@ -140,6 +162,19 @@ mod tests {
         assert!((17.0..19.0).contains(&gaps.expected_turns()), "{gaps:?}");
         (0..2_000).for_each(|_| gaps.gave_up());
         assert!(gaps.expected_turns() < 1.0, "{gaps:?}");
+    }
+
+    #[test]
+    fn the_mean_gap_is_that_of_sessions_that_come_back_soon() {
+        let mut gaps = Gaps::default();
+        let longest = Duration::from_secs(300);
+        assert_eq!(gaps.expected_gap_s(longest), 10.0);
+        (0..2_000).for_each(|_| gaps.learn(Duration::from_secs(3)));
+        let mean = gaps.expected_gap_s(longest);
+        assert!((2.0..4.5).contains(&mean), "within half of three seconds: {mean}");
+        // Who comes back after an hour was live neither then nor before.
+        (0..15).for_each(|_| gaps.learn(Duration::from_secs(3_600)));
+        assert!((gaps.expected_gap_s(longest) - mean).abs() < 0.1, "{gaps:?}");
     }
 
     #[test]

@@ -76,6 +76,8 @@ pub struct WorkerView {
     pub cached_tokens: u64,
     /// Whether it is known to keep in its host's memory what its pool evicts.
     pub spills: bool,
+    /// Seconds that it has been at work on the first of the prefill that is pending there; nothing where none is.
+    pub prefilling_s: f64,
     /// How fast it is.
     pub speed: Speed,
     /// Tokens of this prompt in its accelerator's memory.
@@ -113,6 +115,10 @@ pub struct TurnView {
     pub expected_output_tokens: u32,
     /// Further turns that a session has after one of its turns, on average, as learnt.
     pub expected_turns: f64,
+    /// Seconds between the turns of sessions that come back soon, on average, as learnt.
+    pub expected_gap_s: f64,
+    /// The share of idle sessions that come back, as learnt.
+    pub return_share: f64,
     /// Tokens of a block.
     pub block_size: u32,
     /// Tokens at the prompt's beginning that other families show too: boilerplate, as far as it is known.
@@ -330,6 +336,13 @@ impl Board {
 }
 
 impl WorkerView {
+    /// Its next room is kept for another turn: whatever it would take, it does not now.
+    pub(crate) fn keep(&mut self) {
+        for denied in [&mut self.denies_alone, &mut self.denies_seed, &mut self.denies_prefill] {
+            *denied = denied.or(Some(Denied::Kept));
+        }
+    }
+
     /// Tokens of the prompt that it holds in any tier.
     #[must_use]
     pub const fn held_tokens(&self) -> u32 {

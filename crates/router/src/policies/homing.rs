@@ -7,6 +7,7 @@
 //! first   until the first token: queue ahead, reload or transfer, prefill of what is lacking     terms/first.rs
 //! own     generating the answer in the company that it joins                                    terms/own.rs
 //! others  what those lose who decode beside it: slower steps, and the stall of its prefill       terms/others.rs
+//! behind  what those lose who come there while it is prefilled                                   terms/behind.rs
 //! evict   bringing back what it displaces                                                        terms/evict.rs
 //! future  the same for the session's coming turns, if it lives there                             terms/future.rs
 //! ```

@@ -28,6 +28,7 @@ impl Router {
             (Leg::Prefill, _) => {
                 self.learn_cached(leg.request, worker, placed.prefill_cached_tokens, cached_tokens);
                 self.learn_prefill(leg.request, worker);
+                self.prefilled(worker);
             }
             (Leg::Lend, Some(fetch)) => self.learn_cached(leg.request, worker, fetch.tokens, cached_tokens),
             (Leg::Fetch, Some(fetch)) => self.links.worked(fetch.from, worker),
@@ -48,6 +49,9 @@ impl Router {
                 }
             }
             self.learn_prefill(leg.request, placed.plan.decode);
+            if placed.plan.prefill.is_none() {
+                self.prefilled(placed.plan.decode);
+            }
             self.signal(leg.request, Signal::FirstToken);
             self.watch_answer(leg.request, placed.plan.decode);
         }

@@ -58,7 +58,17 @@ impl Router {
         record.prefilled = record.prefilled.plus(work);
         // Its own tokens are booked already; more than these is a queue.
         let alone = account.append_tokens + account.prefill_tokens <= u64::from(tokens);
+        if alone {
+            record.prefilling_since = self.now;
+        }
         request.watch = alone.then(|| Watch::new(self.now, record, &account, Watched::Prefill(work)));
+    }
+
+    /// A prefill is done at the worker, and it is the next one's turn.
+    pub(super) fn prefilled(&mut self, worker: WorkerId) {
+        if let Some(record) = self.fleet.get_mut(worker) {
+            record.prefilling_since = self.now;
+        }
     }
 
     /// A leg that pulls the KV of so many tokens from a worker that has it is sent.

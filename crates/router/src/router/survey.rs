@@ -32,6 +32,8 @@ impl Router {
             max_output_tokens: request.max_output_tokens,
             expected_output_tokens: self.output_tokens(request.max_output_tokens),
             expected_turns: self.sessions.expected_turns(),
+            expected_gap_s: self.sessions.expected_gap_s(),
+            return_share: self.sessions.return_share(),
             block_size: self.config.block_size,
             shared_tokens: session.shared_tokens(),
             history_tokens: session.history_blocks.saturating_mul(self.config.block_size),
@@ -51,10 +53,15 @@ impl Router {
         // A worker that is asked before each turn tells what it holds; guesses are for those that are not.
         let probes = self.habits.probes;
         let told = probes.then(|| self.residency.known(&request.prompt.blocks, session.family));
+        let kept = self.kept_for().filter(|(first, _)| *first != id).map(|(_, plan)| plan);
         let view = |worker: &Worker| {
             let told = told.as_ref().filter(|_| worker.state() == WorkerState::Exact);
             let held = told.unwrap_or(&held).get(&worker.info.id).copied().unwrap_or_default();
-            self.view(worker, request, held, turn.new_family)
+            let mut view = self.view(worker, request, held, turn.new_family);
+            if kept.is_some_and(|plan| plan.decode == worker.info.id || plan.prefill == Some(worker.info.id)) {
+                view.keep();
+            }
+            view
         };
         (
             Board {
@@ -97,6 +104,7 @@ impl Router {
             live_sessions: others.live_sessions,
             cached_tokens: u64::from(indexed.gpu) * u64::from(self.config.block_size),
             spills: indexed.host > 0,
+            prefilling_s: self.now.saturating_since(worker.prefilling_since).as_secs_f64(),
             speed: self.fleet.speed(worker),
             resident_tokens,
             host_tokens: held_tokens - resident_tokens,

@@ -48,7 +48,7 @@ impl Router {
             deadline: self.now + self.config.clocks.queue_wait,
             pause: Duration::ZERO,
             not_before: self.now,
-            wants_room: false,
+            wants_room: None,
             failures: 0,
             transfer_failures: 0,
             watch: None,
@@ -153,14 +153,19 @@ impl Router {
         self.timers.set(Timer::Request(id), again);
     }
 
-    /// Tries to place a waiting request, unless one that waited too long for room is before it.
+    /// Tries to place a waiting request, unless it is not to be looked at yet.
     fn try_in_turn(&mut self, id: RequestId) {
-        let first = self.queue.first().expect("one that waits is in the queue");
-        let (request, head) = (&self.requests[&id], &self.requests[&first]);
-        let barred = head.wants_room && self.now.saturating_since(head.queued_since) > self.config.clocks.overtake;
-        if request.not_before <= self.now && (first == id || !barred) {
+        if self.requests[&id].not_before <= self.now {
             self.try_to_place(id);
         }
+    }
+
+    /// Whose plan's workers are kept for it: the first in the queue, once it has waited too long for room. Nobody overtakes it there;
+    /// elsewhere others go on, since they take nothing from it.
+    pub(super) fn kept_for(&self) -> Option<(RequestId, Plan)> {
+        let first = &self.requests[&self.queue.first()?];
+        let long = self.now.saturating_since(first.queued_since) > self.config.clocks.overtake;
+        first.wants_room.filter(|_| long).map(|plan| (first.id, plan))
     }
 
     /// Plans a waiting request, and places it if there is room.
@@ -192,8 +197,8 @@ impl Router {
         let full = choice
             .considered
             .iter()
-            .any(|plan| plan.denied.is_some_and(Denied::is_room));
-        request.wants_room = full && !crowded;
+            .find(|plan| plan.denied.is_some_and(Denied::is_room));
+        request.wants_room = full.filter(|_| !crowded).map(|full| full.plan);
         self.queue.waits_for(request.deadline, id, choice.waits_for);
         if let Some(pause) = choice.pause {
             request.not_before = self.now + pause;
@@ -240,7 +245,7 @@ impl Router {
             prefill_cached_tokens,
         });
         request.pause = Duration::ZERO;
-        if std::mem::take(&mut request.wants_room) && self.queue.first() == Some(id) {
+        if request.wants_room.take().is_some() && self.queue.first() == Some(id) {
             // Whom it kept from overtaking may look again.
             self.queue.free_all();
         }

@@ -81,6 +81,33 @@ fn nobody_overtakes_one_that_has_waited_long_for_room() {
 }
 
 #[test]
+fn who_waits_long_for_room_at_its_home_keeps_nobody_from_other_workers() {
+    let mut driver = Driver::with_workers("homing:pace_s=0:moves=off", &small_pool(&[Role::Both; 2], 40_000));
+    let hint = SessionHint::Explicit(1);
+    let (_, home) = served(&mut driver, hint, prompt(1, 0, 1_600));
+    let fill: Vec<_> = (2..4)
+        .map(|session| driver.turn(RECOGNISE, prompt(session, 0, 1_680), 5_000))
+        .collect();
+    let waiting = driver.turn(hint, prompt(1, 0, 1_602), 50);
+    assert_eq!(driver.router.queue_length(), 1);
+    driver.wait(Duration::from_secs(11));
+    let at = |driver: &Driver, request| driver.decision(request).decode.0;
+    let small: Vec<_> = (4..6)
+        .map(|session| driver.turn(RECOGNISE, prompt(session, 0, 20), 50))
+        .collect();
+    for request in &small {
+        assert_ne!(
+            at(&driver, *request),
+            home,
+            "its home is kept for it, the other worker is not"
+        );
+    }
+    fill.into_iter().for_each(|request| driver.serve(request));
+    driver.serve(waiting);
+    small.into_iter().for_each(|request| driver.serve(request));
+}
+
+#[test]
 fn a_busy_worker_is_left_in_peace_for_a_while() {
     let mut driver = Driver::with_workers("homing", &workers(&[Role::Both]));
     let request = driver.turn(RECOGNISE, prompt(1, 0, 20), 50);

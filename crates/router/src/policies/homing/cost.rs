@@ -13,6 +13,8 @@ pub struct Cost {
     pub own_s: f64,
     /// What those lose who decode there.
     pub others_s: f64,
+    /// What those lose who come there while it is prefilled.
+    pub behind_s: f64,
     /// Bringing back what is displaced.
     pub evict_s: f64,
     /// The session's coming turns.
@@ -29,7 +31,7 @@ impl Cost {
     /// The sum.
     #[must_use]
     pub fn total_s(&self) -> f64 {
-        self.first_s + self.own_s + self.others_s + self.evict_s + self.future_s
+        self.first_s + self.own_s + self.others_s + self.behind_s + self.evict_s + self.future_s
     }
 }
 
@@ -37,8 +39,8 @@ impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "first {:.3} + own {:.3} + others {:.3} + evict {:.3} + future {:.3} s",
-            self.first_s, self.own_s, self.others_s, self.evict_s, self.future_s
+            "first {:.3} + own {:.3} + others {:.3} + behind {:.3} + evict {:.3} + future {:.3} s",
+            self.first_s, self.own_s, self.others_s, self.behind_s, self.evict_s, self.future_s
         )
     }
 }
@@ -50,6 +52,8 @@ pub struct Terms {
     pub own: bool,
     /// What others lose.
     pub others: bool,
+    /// What those lose who come next.
+    pub behind: bool,
     /// What is displaced.
     pub evict: bool,
     /// Coming turns.
@@ -61,6 +65,7 @@ impl Default for Terms {
         Self {
             own: true,
             others: true,
+            behind: true,
             evict: true,
             future: true,
         }
@@ -70,12 +75,13 @@ impl Default for Terms {
 impl Terms {
     /// The parameter `without`: the one term that does not count.
     pub(super) fn parse(parameters: &mut Parameters<'_>) -> Result<Self, PolicyError> {
-        let names = ["nothing", "own", "others", "evict", "future"];
-        let expected = "`nothing`, `own`, `others`, `evict` or `future`";
+        let names = ["nothing", "own", "others", "behind", "evict", "future"];
+        let expected = "`nothing`, `own`, `others`, `behind`, `evict` or `future`";
         let without = parameters.choice("without", expected, &names)?;
         Ok(Self {
             own: without != "own",
             others: without != "others",
+            behind: without != "behind",
             evict: without != "evict",
             future: without != "future",
         })

@@ -4,6 +4,12 @@ use super::HomingConfig;
 use crate::policies::{Board, TurnView, WorkerView};
 use crate::speed::{Speed, pairs};
 
+/// A mean gap is taken to be so long at least, in seconds: sessions that never pause have one turn in flight all the time.
+const LEAST_GAP_S: f64 = 0.1;
+
+/// Of what is pending so much is left at least, however long the first of it has taken: the estimate errs, and others wait behind.
+const LEAST_LEFT: f64 = 0.1;
+
 /// One turn before a fleet.
 #[derive(Debug)]
 pub(super) struct Estimate<'a> {
@@ -27,6 +33,8 @@ pub(super) struct Place<'a> {
     pub(super) queue_s: f64,
     /// Requests that decode there, on average, while a session lives there, without its own.
     pub(super) company: f64,
+    /// Turns that come there in a second, of the sessions that live there.
+    pub(super) arrivals: f64,
     /// How many times its pool is wanted by live sessions if this one lives there, what all share counted once.
     pub(super) demand: f64,
 }
@@ -65,12 +73,13 @@ impl<'a> Place<'a> {
         let batch = f64::from(account.requests.saturating_sub(account.exports));
         let context = account.reserved_tokens as f64;
         let pending = (account.append_tokens + account.prefill_tokens) as f64;
-        let queue_s = speed.prefill_s(
+        let pending_s = speed.prefill_s(
             pending,
             account.pending_pairs as f64 * 1e6,
             f64::from(account.decodes),
             account.decode_tokens as f64,
         );
+        let queue_s = (pending_s - worker.prefilling_s).max(pending_s * LEAST_LEFT);
         let wanted = worker.live_own_tokens + u64::from(turn.prompt_tokens) + u64::from(turn.expected_output_tokens);
         Self {
             worker,
@@ -79,6 +88,8 @@ impl<'a> Place<'a> {
             context,
             queue_s,
             company: busy_share * f64::from(worker.live_sessions),
+            arrivals: (1.0 - busy_share) * f64::from(worker.live_sessions) * turn.return_share
+                / turn.expected_gap_s.max(LEAST_GAP_S),
             demand: wanted as f64 / worker.kv_tokens.max(1) as f64,
         }
     }

@@ -1,5 +1,6 @@
 //! The terms of a plan's cost, one a file: each in seconds, with its derivation.
 
+mod behind;
 mod evict;
 pub(super) mod first;
 mod future;
@@ -18,6 +19,7 @@ pub(super) fn all(estimate: &Estimate<'_>, place: &Place<'_>, source: Option<&So
         first_s: first::seconds(estimate, place, source),
         own_s: term(counts.own, own::seconds(estimate, place)),
         others_s: term(counts.others, others::seconds(estimate, place, source)),
+        behind_s: term(counts.behind, behind::seconds(estimate, place, source)),
         evict_s: term(counts.evict, evict::seconds(estimate, place)),
         future_s: term(counts.future, future::seconds(estimate, place)),
     }

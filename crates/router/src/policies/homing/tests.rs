@@ -378,3 +378,54 @@ fn told_speeds_count_for_all_workers_alike() {
     assert_ne!(choose("homing"), Some(0), "one that is known to be slow is left alone");
     assert_eq!(choose("homing:speed=h100"), Some(0), "the first of equals");
 }
+
+#[test]
+fn a_long_prefill_counts_for_those_who_come_meanwhile() {
+    let behind = |sessions: u32, held: u32, queued: u32| {
+        let mut board = board(DP);
+        board.workers[0].live_sessions = sessions;
+        let turn = later(&mut board, 0, held);
+        if queued > 0 {
+            behind(&mut board, 0, queued);
+        }
+        let (config, speed) = (HomingConfig::default(), Speed::default());
+        let estimate = Estimate::new(&config, &board, &turn, 0.5);
+        let prefill_s = estimate.places[0].prefill_s(20_000 - held, 20_000);
+        let queue_s = speed.prefill_s(f64::from(queued), pairs(queued, queued), 0.0, 0.0);
+        (
+            terms::all(&estimate, &estimate.places[0], None).behind_s,
+            prefill_s,
+            queue_s,
+        )
+    };
+    // Of 20 live sessions half are idle; four in five of these come back, after ten seconds on average.
+    let (cost_s, prefill_s, _) = behind(20, 5_000, 0);
+    let expected_s = 0.8 * prefill_s * prefill_s / 2.0;
+    assert!((cost_s - expected_s).abs() < 1e-9, "{cost_s}, expected {expected_s}");
+    assert_eq!(behind(0, 5_000, 0).0, 0.0, "nobody lives there");
+    let (queued_s, prefill_s, queue_s) = behind(20, 5_000, 30_000);
+    let more_s = 0.8 * prefill_s * queue_s;
+    assert!(
+        (queued_s - cost_s - more_s).abs() < more_s * 0.01,
+        "{queued_s}, expected {more_s} more than {cost_s}"
+    );
+    assert!(
+        behind(20, 19_900, 0).0 < cost_s / 100.0,
+        "a short tail costs next to nothing"
+    );
+}
+
+#[test]
+fn what_is_done_of_the_prefill_ahead_is_no_longer_waited_for() {
+    let queue_s = |worked_s: f64| {
+        let mut board = board(DP);
+        behind(&mut board, 0, 60_000);
+        board.workers[0].prefilling_s = worked_s;
+        let (config, turn) = (HomingConfig::default(), turn());
+        Estimate::new(&config, &board, &turn, 0.0).places[0].queue_s
+    };
+    let whole_s = queue_s(0.0);
+    assert!((queue_s(whole_s / 2.0) - whole_s / 2.0).abs() < 1e-9);
+    // It takes longer than it was expected to: something is left all the same.
+    assert!((queue_s(whole_s * 3.0) - whole_s / 10.0).abs() < 1e-9);
+}
