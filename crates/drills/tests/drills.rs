@@ -6,7 +6,7 @@ use homing_drills::{Drill, Load, Setting, drill, findings, scenarios};
 
 /// Seeds other than the one that the scenarios were written on. What did not hold on them once was mended in the planner, the
 /// detectors, the simulator and the loads; CI has time for two.
-const UNSEEN: [u64; 2] = [4_711, 1_234];
+const UNSEEN: [u64; 2] = [4_711, 77];
 
 /// What a failed drill says: the command that repeats it, and all that is wrong.
 fn complaint(drill: &Drill) -> String {

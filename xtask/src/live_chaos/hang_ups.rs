@@ -1,4 +1,5 @@
-//! Clients hang up at random moments: what they had asked for is gone from the engines within a second.
+//! Clients hang up at random moments: what they had asked for is gone from the engines within a second, and so is what was held
+//! for them.
 
 use super::Args;
 use super::cluster::{Cluster, until};
@@ -35,7 +36,8 @@ pub fn run(binary: &str, args: &Args, report: &mut Report) -> Result<()> {
             });
         }
     });
-    report.say("hang-ups", format!("{} in {:.1?}", args.hang_ups, began.elapsed()));
+    let ended = Instant::now();
+    report.say("hang-ups", format!("{} in {:.1?}", args.hang_ups, ended - began));
     let idle = until("all engines are idle", Duration::from_secs(30), || {
         ["p0", "d0", "d1"]
             .iter()
@@ -46,6 +48,17 @@ pub fn run(binary: &str, args: &Args, report: &mut Report) -> Result<()> {
         .map_or_else(ToString::to_string, |took| format!("{took:.2?}"));
     let in_time = idle.is_ok_and(|took| took <= Duration::from_secs(1));
     report.check("running counts at zero after", value, "at most 1 s", in_time);
+    let free = until("no block is pinned", Duration::from_secs(35), || {
+        ["p0", "d0", "d1"]
+            .iter()
+            .all(|name| cluster.pinned(name).is_ok_and(|share| share == 0.0))
+    });
+    let after = ended.elapsed();
+    let value = free
+        .as_ref()
+        .map_or_else(ToString::to_string, |_| format!("{after:.2?}"));
+    let in_time = free.is_ok() && after <= Duration::from_secs(1);
+    report.check("no block pinned after", value, "at most 1 s", in_time);
     check_rest(&cluster, report);
     Ok(())
 }
