@@ -7,9 +7,9 @@
 //! remembered; what was not used for longest is forgotten, and whoever continues it is taken for somebody new. What is idle goes
 //! with its session (`idle`).
 
-use homing_kv::{BlockHash, Prompt};
+use homing_kv::{BlockHash, BlockMap, Prompt};
 use homing_router::event::{Compared, PromptId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Prompts that are remembered: as many as the core remembers sessions by default.
@@ -34,7 +34,8 @@ struct Seen {
     limit: usize,
     /// Counts prompts, and uses of them.
     next: u64,
-    by_tip: HashMap<Option<BlockHash>, TailsOfTip>,
+    /// Looked into once for each block of a prompt that continues none.
+    by_tip: BlockMap<TailsOfTip>,
     /// Longest unused first.
     by_use: BTreeMap<u64, Place>,
 }
@@ -54,7 +55,7 @@ struct Known {
 /// Where a prompt's opening begins: after so many blocks and these tokens.
 #[derive(Clone, Debug)]
 struct Place {
-    tip: Option<BlockHash>,
+    tip: BlockHash,
     tail: Box<[u32]>,
 }
 
@@ -69,7 +70,7 @@ impl Tails {
         Self(Mutex::new(Seen {
             limit,
             next: 0,
-            by_tip: HashMap::new(),
+            by_tip: BlockMap::default(),
             by_use: BTreeMap::new(),
         }))
     }
@@ -185,7 +186,7 @@ impl Seen {
             }
         }
         if tails.is_empty() {
-            self.by_tip.remove(&place.tip);
+            self.by_tip.swap_remove(&place.tip);
         }
     }
 }
@@ -206,9 +207,9 @@ fn goes_on<'known>(variants: &'known mut [Known], after: &[u32]) -> Option<&'kno
     Some(&mut variants[best.1])
 }
 
-/// The hash of the last of so many blocks.
-fn tip(prompt: &Prompt, depth: usize) -> Option<BlockHash> {
-    depth.checked_sub(1).map(|last| prompt.blocks[last])
+/// The hash of the last of so many blocks; of none a value that no block has, but by a chance of 2^-128.
+fn tip(prompt: &Prompt, depth: usize) -> BlockHash {
+    depth.checked_sub(1).map_or(BlockHash(0), |last| prompt.blocks[last])
 }
 
 #[cfg(test)]

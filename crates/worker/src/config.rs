@@ -1,5 +1,6 @@
 //! What a worker is told at its start, and what it says of itself.
 
+use crate::kv_events::REPLAY_BATCHES_MAX;
 use crate::serving::Served;
 use homing_engine::StepModel;
 use homing_model::{ModelSpec, default_cache_dir};
@@ -89,6 +90,9 @@ pub struct Limits {
     pub export_lease: Duration,
     /// How long a pull may take.
     pub import_timeout: Duration,
+    /// Batches of KV events that are kept for a replay: vLLM's `buffer_steps`. A few hundred bytes to some kilobytes each, and
+    /// [`REPLAY_BYTES_MAX`](crate::REPLAY_BYTES_MAX) together at most.
+    pub replay_batches: usize,
 }
 
 /// Where a worker is reached.
@@ -161,6 +165,7 @@ impl Default for Limits {
             max_body_bytes: 32 << 20,
             export_lease: Duration::from_secs(30),
             import_timeout: Duration::from_secs(30),
+            replay_batches: REPLAY_BATCHES_MAX,
         }
     }
 }

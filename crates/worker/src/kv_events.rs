@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 
-/// Batches that are kept for a replay at most.
+/// Batches that are kept for a replay by default: vLLM's default.
 pub const REPLAY_BATCHES_MAX: usize = 10_000;
 /// Bytes of the batches that are kept for a replay at most; the newest batch is always kept.
 pub const REPLAY_BYTES_MAX: usize = 256 << 20;
@@ -27,8 +27,9 @@ const REPLAY_SEND_TIMEOUT: Duration = Duration::from_secs(5);
 const PUBLISHED_AT_ONCE: usize = 64;
 
 /// The last batches, numbered from 0.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct EventRing {
+    batches_max: usize,
     state: Mutex<RingState>,
     changed: Notify,
 }
@@ -45,13 +46,23 @@ struct RingState {
 pub type Numbered = (u64, Bytes);
 
 impl EventRing {
+    /// A ring that keeps at most so many batches, at least one.
+    #[must_use]
+    pub fn new(batches_max: usize) -> Self {
+        Self {
+            batches_max: batches_max.max(1),
+            state: Mutex::default(),
+            changed: Notify::new(),
+        }
+    }
+
     /// Adds a batch under the next sequence number.
     pub fn push(&self, batch: Bytes) {
         let mut state = self.lock();
         state.next += 1;
         state.bytes += batch.len();
         state.batches.push_back(batch);
-        while state.batches.len() > REPLAY_BATCHES_MAX || (state.bytes > REPLAY_BYTES_MAX && state.batches.len() > 1) {
+        while state.batches.len() > self.batches_max || (state.bytes > REPLAY_BYTES_MAX && state.batches.len() > 1) {
             let dropped = state.batches.pop_front().map_or(0, |batch| batch.len());
             state.bytes -= dropped;
         }
@@ -227,7 +238,7 @@ async fn replay(socket: &mut RouterSocket, topic: &str, ring: &EventRing, reques
     else {
         return Ok(());
     };
-    for (sequence, payload) in ring.since(start, REPLAY_BATCHES_MAX) {
+    for (sequence, payload) in ring.since(start, ring.batches_max) {
         let frame = Frame {
             topic: topic.to_owned(),
             sequence,
@@ -251,13 +262,15 @@ fn message<const N: usize>(frames: [Bytes; N]) -> ZmqMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homing_units::RequestId;
 
     #[test]
     fn the_ring_keeps_the_newest() {
-        let ring = EventRing::default();
-        let count = REPLAY_BATCHES_MAX as u64 + 5;
+        const KEPT: usize = 1_000;
+        let ring = EventRing::new(KEPT);
+        let count = KEPT as u64 + 5;
         (0..count).for_each(|index| ring.push(Bytes::copy_from_slice(&index.to_be_bytes())));
-        assert_eq!(ring.since(0, usize::MAX).len(), REPLAY_BATCHES_MAX);
+        assert_eq!(ring.since(0, usize::MAX).len(), KEPT);
         let check = |from, limit, first: Option<u64>, length| {
             let batches = ring.since(from, limit);
             assert_eq!(
@@ -278,8 +291,28 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_takes_no_more_room_than_it_has_bytes() {
+        let stored = |tokens: u32| KvOut {
+            change: KvChange::Stored {
+                request: RequestId(1),
+                first_block: 0,
+                parent: None,
+                hashes: vec![BlockHash(7); tokens as usize / 16],
+                tier: Tier::Gpu,
+            },
+            tokens: (0..tokens).collect(),
+        };
+        for tokens in [16, 160, 16_000] {
+            let batch = encode_batch(vec![stored(tokens), stored(16)], 16, 0.0);
+            let length = batch.len();
+            let room = batch.try_into_mut().expect("nobody else has it").capacity();
+            assert_eq!(room, length, "{tokens} tokens");
+        }
+    }
+
+    #[test]
     fn the_ring_is_bounded_in_bytes_too() {
-        let ring = EventRing::default();
+        let ring = EventRing::new(REPLAY_BATCHES_MAX);
         (0..3).for_each(|_| ring.push(Bytes::from(vec![0; REPLAY_BYTES_MAX / 2])));
         assert_eq!(ring.since(0, 9).iter().map(|batch| batch.0).collect::<Vec<_>>(), [1, 2]);
         ring.push(Bytes::from(vec![0; REPLAY_BYTES_MAX + 1]));

@@ -213,6 +213,7 @@ struct Plan {
     info: WorkerInfo,
     advertise: Option<String>,
     max_body_bytes: usize,
+    replay_batches: usize,
 }
 
 impl Plan {
@@ -253,13 +254,14 @@ impl Plan {
             engine,
             advertise: config.advertise.clone(),
             max_body_bytes: limits.max_body_bytes,
+            replay_batches: limits.replay_batches,
         })
     }
 
     fn run(mut self, sockets: Sockets) -> Result<Worker, StartError> {
         self.info.endpoints = sockets.endpoints;
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let ring = Arc::new(EventRing::default());
+        let ring = Arc::new(EventRing::new(self.replay_batches));
         let places = self.engine.max_running as usize + self.engine.max_waiting as usize;
         let (engine, thread) = engine_thread(places);
         let block_bytes = self.block_bytes();

@@ -14,6 +14,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const WORKERS: usize = 3;
+/// Requests at one worker at most, and sessions that the router remembers: few enough that a warm-up reaches all bounds. What a
+/// process holds at its bounds is what is judged; below them its memory follows the traffic.
+const REQUESTS_PER_WORKER: usize = 8;
+const SESSIONS: usize = 96;
+/// KV event batches that a worker keeps for a replay. The default, vLLM's 10,000, takes some 10 MB after ten minutes of this traffic and
+/// would be reached after the run.
+const REPLAY_BATCHES: &str = "1000";
 /// How long the router may take to find its workers.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 /// Between two clients that begin a stream and hang up.
@@ -55,6 +62,8 @@ impl Cluster {
                 "127.0.0.1:0",
                 "--name",
                 &name,
+                "--kv-replay-batches",
+                REPLAY_BATCHES,
             ];
             let log = File::create(out.join(format!("{name}.log")))?;
             let mut child = Command::new(homing)
@@ -75,7 +84,8 @@ impl Cluster {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let (seconds, nanoseconds) = (session_idle.as_secs(), session_idle.subsec_nanos());
         let head = format!(
-            "listen = \"{address}\"\ntokenizer = \"tiny\"\n[router.clocks]\nsession_idle = {{ secs = {seconds}, nanos = {nanoseconds} }}\n"
+            "listen = \"{address}\"\ntokenizer = \"tiny\"\n[router.clocks]\nsession_idle = {{ secs = {seconds}, nanos = {nanoseconds} }}\n\
+            [router.limits]\nrequests_per_worker = {REQUESTS_PER_WORKER}\nsessions = {SESSIONS}\n"
         );
         let file = out.join("serve.toml");
         std::fs::write(&file, head + &config)?;

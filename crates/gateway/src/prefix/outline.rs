@@ -49,13 +49,6 @@ struct Part {
     text: String,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
 impl Fresh {
     /// Of a request to `/v1/chat/completions` with these messages; of any other without.
     pub(crate) fn of_chat(body: &Body, messages: &[Bytes]) -> Self {
@@ -88,10 +81,12 @@ fn system_text(message: &Bytes) -> Option<String> {
     if !matches!(message.role.as_ref(), "system" | "developer") {
         return None;
     }
-    match serde_json::from_str(message.content?.get()).ok()? {
-        Content::Text(text) => Some(text),
-        Content::Parts(parts) => Some(parts.into_iter().map(|part| part.text).collect::<Vec<_>>().join("\n")),
+    let content = message.content?.get();
+    if content.starts_with('"') {
+        return serde_json::from_str(content).ok();
     }
+    let parts: Vec<Part> = serde_json::from_str(content).ok()?;
+    Some(parts.into_iter().map(|part| part.text).collect::<Vec<_>>().join("\n"))
 }
 
 /// Enough to tell texts of one session apart, and fast: every turn's whole history goes through it. A client that makes two
