@@ -3,7 +3,8 @@
 //! Two replays of `gen:agent` run at once, one that sends token ids and one that chats, both with their gaps divided by
 //! `--time-scale`; an idle session is forgotten after an hour divided by it. Beside them clients begin streams and hang up. Each
 //! process is judged by the median of its resident memory in each minute after the warm-up: the highest may be 5% above
-//! the lowest. A median, because a prompt's body in flight is memory, too, and comes and goes with the traffic.
+//! the lowest. A median, because a prompt's body in flight is memory, too, and comes and goes with the traffic. Requests at a worker,
+//! sessions and batches kept for replays are bounded so that the warm-up reaches the bounds: below its bounds a process grows.
 
 mod cluster;
 mod memory;
