@@ -4,7 +4,7 @@ Each is a real vLLM. Two more fit into the machine's memory where two of the clu
 """
 
 from checks import SOON_S
-from engines import BLOCK_SIZE, Engine, Router, greedy, post
+from engines import BLOCK_SIZE, MODEL, Engine, Router, greedy, post
 
 OTHER = "n"
 
@@ -40,21 +40,25 @@ def joins(cluster, row):
 
 
 def refusals(cluster, row, router, config):
-    """A router before one engine that fits and two that do not."""
+    """A router before one engine that fits and two that do not: of two models the one that is met first is the cluster's."""
     router.configure(config)
     router.start()
     router.ready()
+    models = {"p": MODEL, "other": OTHER}
 
     def all_tried(workers):
-        return workers["p"]["state"] in ("exact", "degraded") and all(workers[name].get("problem") for name in ("forgetful", "other"))
+        joined = [name for name in models if workers[name]["state"] in ("exact", "degraded")]
+        return len(joined) == 1 and sum(bool(worker.get("problem")) for worker in workers.values()) == 2
 
     workers = router.until("one joined and two were refused", all_tried, SOON_S)
     problem = workers["forgetful"]["problem"]
     row("without prefix caching: refused", "caches prefixes" in problem, problem)
-    problem = workers["other"]["problem"]
-    row("another model: refused", "`m`, found `n`" in problem, problem)
-    headers, _ = post(f"{router.url}/v1/completions", greedy(cluster.tokens(300), 4))
-    row("the one that fits serves", headers["x-homing-worker"] == "p", headers["x-homing-worker"])
+    late, first = sorted(models, key=lambda name: not workers[name].get("problem"))
+    problem = workers[late]["problem"]
+    row("another model: refused", f"`{models[first]}`, found `{models[late]}`" in problem, problem)
+    body = {**greedy(cluster.tokens(300), 4), "model": models[first]}
+    headers, _ = post(f"{router.url}/v1/completions", body)
+    row("the one that fits serves", headers["x-homing-worker"] == first, headers["x-homing-worker"])
 
 
 def predictions(cluster, row, router, config):
