@@ -18,6 +18,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+
 /// The longest that anything here may take, on the busiest machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -206,4 +209,14 @@ pub fn prompt(number: u32, length: usize) -> Vec<u32> {
 
 pub fn token_ids(answer: &Value) -> Vec<u32> {
     serde_json::from_value(answer["choices"][0]["token_ids"].clone()).unwrap_or_else(|_| panic!("no ids: {answer}"))
+}
+
+/// A small body of an endpoint with one member more.
+pub(crate) fn with_member(path: &str, name: &str, value: &Value) -> String {
+    let mut body = match path {
+        CHAT => json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+        _ => json!({"prompt": "a", "max_tokens": 2}),
+    };
+    body[name] = value.clone();
+    body.to_string()
 }

@@ -7,4 +7,6 @@ mod http;
 #[cfg(test)]
 mod kv_events;
 #[cfg(test)]
+mod refusals;
+#[cfg(test)]
 mod transfer;
