@@ -18,7 +18,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 /// Prompts of a hundred kilobytes come and go on many threads. glibc's allocator has an arena for each, keeps the remains of its largest
-/// prompts there, and grew by half within minutes while what was used stayed the same; jemalloc gives pages back a second after
+/// prompts there, and grew by half within minutes while what was used stayed the same; jemalloc gives pages back some time after
 /// their last use (`.cargo/config.toml`), and a turn costs a fifth less.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
