@@ -16,6 +16,12 @@ pub struct Args {
     /// Only what shows that the document can be made; it is printed, and the file stays as it is.
     #[arg(long)]
     quick: bool,
+    /// Only the knees, over two seeds.
+    #[arg(long, conflicts_with = "quick")]
+    brief: bool,
+    /// A file in which outcomes are kept, so that an interrupted run goes on; for one build only.
+    #[arg(long, value_name = "FILE")]
+    keep: Option<PathBuf>,
     /// Compare both files with fresh ones instead of writing them; exit code 1 if they differ.
     #[arg(long, conflicts_with = "quick")]
     check: bool,
@@ -41,6 +47,13 @@ pub fn run(args: &Args) -> Result<()> {
     let mut arguments = vec!["--results".to_owned(), "--plot".to_owned(), plot.display().to_string()];
     if args.quick {
         arguments.push("--quick".to_owned());
+    }
+    if args.brief {
+        arguments.push("--brief".to_owned());
+    }
+    if let Some(file) = &args.keep {
+        let file = std::path::absolute(file).with_context(|| format!("looking for `{}`", file.display()))?;
+        arguments.extend(["--keep".to_owned(), file.display().to_string()]);
     }
     for family in &args.family {
         arguments.extend(["--family".to_owned(), family.clone()]);

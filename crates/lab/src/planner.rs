@@ -105,9 +105,12 @@ impl Options {
     }
 
     fn chosen(&self) -> Vec<Family> {
-        let mut families = families(self.extent);
-        families.retain(|family| self.families.is_empty() || self.families.iter().any(|key| key == family.key));
-        families
+        if self.families.is_empty() {
+            return families(self.extent);
+        }
+        let mut chosen = cells::known();
+        chosen.retain(|family| self.families.iter().any(|key| key == family.key));
+        chosen
     }
 
     /// The planner with something left out or otherwise.

@@ -31,6 +31,8 @@ const ELASTIC: (&str, &str) = ("gen:elastic850", "h20x8-dp:kv=250K");
 const CROWDED: (&str, &str) = ("gen:swe52", "h100x8-dp:kv=60K");
 const CROWDED_LIVE: u32 = 52;
 const CROWDED_POOLS: f64 = 8.0 * 60_000.0;
+/// What such a pool can hold of one session beside its answer.
+const CROWDED_CONTEXT: u32 = 55_000;
 
 /// A line: what was wanted, what came of it, whether that holds.
 struct Line {
@@ -59,12 +61,13 @@ fn crowded(policy: &str, host: bool, seeds: u64) -> Setup {
     Setup::new(CROWDED.0, &cluster, policy)
         .time_scale(1)
         .arrivals(Arrivals::LiveSessions(CROWDED_LIVE))
+        .max_context(Some(CROWDED_CONTEXT))
         .seeds(seeds)
 }
 
 /// What the lines with a workload of their own run.
 pub(super) fn setups(options: &Options) -> Vec<Setup> {
-    if options.extent == Extent::Quick || !options.families.is_empty() {
+    if options.extent == Extent::Quick {
         return Vec::new();
     }
     let seeds = options.seeds;

@@ -138,6 +138,11 @@ const FULL: [Family; 6] = [
     },
 ];
 
+/// All families, the small one first.
+pub(super) fn known() -> Vec<Family> {
+    [SMALL].into_iter().chain(FULL).collect()
+}
+
 /// The families of an extent, those with a recorded trace where it lies in the working folder.
 #[must_use]
 pub fn families(extent: Extent) -> Vec<Family> {
@@ -150,7 +155,7 @@ pub fn families(extent: Extent) -> Vec<Family> {
 
 /// The names by which families are chosen.
 pub fn keys() -> impl Iterator<Item = &'static str> {
-    FULL.into_iter().map(|family| family.key)
+    [SMALL].into_iter().chain(FULL).map(|family| family.key)
 }
 
 impl Family {
