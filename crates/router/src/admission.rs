@@ -54,6 +54,9 @@ pub(crate) struct Demand {
     pub(crate) tail_tokens: u32,
     /// Prompt tokens that the prefill worker lacks, whatever it fetches aside.
     pub(crate) prefill_tokens: u32,
+    /// Pool tokens at the prefill worker, where that one decodes too: the KV lies there until it is fetched, and what comes back from
+    /// host memory for that needs room as well.
+    pub(crate) export_tokens: u64,
 }
 
 /// How far a booked request is.
@@ -286,6 +289,7 @@ impl Booking {
             reserve_tokens,
             tail_tokens,
             prefill_tokens,
+            export_tokens,
         } = &self.demand;
         let mut at_decode = Account {
             requests: 1,
@@ -309,6 +313,7 @@ impl Booking {
                 let queued = if pulls { 0 } else { u64::from(*prefill_tokens) };
                 let charge = Account {
                     requests: 1,
+                    reserved_tokens: *export_tokens,
                     prefill_tokens: queued,
                     pending_pairs: if pulls {
                         0
@@ -377,13 +382,18 @@ impl Account {
         self.pending_pairs -= other.pending_pairs;
     }
 
+    /// Why this account leaves no room for so many pool tokens, of a pool of `kv_tokens`.
+    pub(crate) fn denies_pool(&self, reserve_tokens: u64, kv_tokens: u64) -> Option<Denied> {
+        let full = self.requests > 0 && self.reserved_tokens + reserve_tokens > kv_tokens;
+        full.then_some(Denied::PoolFull)
+    }
+
     /// Why this account leaves no room for a decode leg whatever its KV comes from. `kv_tokens` is the pool's size.
     pub(crate) fn denies_decode(&self, reserve_tokens: u64, kv_tokens: u64, limits: &Limits) -> Option<Denied> {
         if self.requests >= limits.requests_per_worker {
             return Some(Denied::Requests);
         }
-        let full = self.requests > 0 && self.reserved_tokens + reserve_tokens > kv_tokens;
-        full.then_some(Denied::PoolFull)
+        self.denies_pool(reserve_tokens, kv_tokens)
     }
 
     /// Why it leaves no room for the prefill of so many tokens beside decoding.
@@ -436,6 +446,7 @@ mod tests {
             reserve_tokens: 200,
             tail_tokens: 40,
             prefill_tokens: 90,
+            export_tokens: 70,
         }
     }
 
@@ -456,6 +467,7 @@ mod tests {
             ledger.account(prefill),
             Account {
                 requests: 1,
+                reserved_tokens: 70,
                 prefill_tokens: 90,
                 pending_pairs: 1,
                 ..Account::default()
@@ -467,6 +479,7 @@ mod tests {
             ledger.account(prefill),
             Account {
                 requests: 1,
+                reserved_tokens: 70,
                 exports: 1,
                 ..Account::default()
             }

@@ -52,7 +52,7 @@ pub struct HomingConfig {
     pub pace_s: f64,
     /// A pool has room as long as so many times its size is wanted.
     pub fill: f64,
-    /// What a recent failure of a link costs, in seconds.
+    /// What a recent failure of a link costs, in seconds; where it costs nothing, the link is used again at once.
     pub failure_s: f64,
     /// Decode-only workers leave a turn whose history they hold, and of which they lack more tokens than this, to prefill workers, where
     /// any can take it.

@@ -12,6 +12,8 @@ use crate::admission::{Account, Denied};
 use crate::fleet::Worker;
 use crate::handoff::Request;
 use crate::policies::{Board, Choice, Considered, Plan, TurnView, WorkerView};
+use homing_kv::Prompt;
+use homing_units::WorkerId;
 
 /// The source computes at most this part of what the prefill worker would.
 const GAIN: u32 = 2;
@@ -73,5 +75,18 @@ impl Router {
             .or_else(|| (!worker.info.transfers || !worker.info.abilities.hands_over).then_some(Denied::Unable))
             .or_else(|| account.denies_append(lacks, limits))
             .or_else(|| account.denies_prefill(lacks, limits))
+            .or_else(|| {
+                let tokens = self.export_tokens(Some(worker.info.id), &request.prompt);
+                account.denies_pool(tokens, worker.info.kv_tokens)
+            })
+    }
+
+    /// Pool tokens that a prompt takes at a worker that prefills it or hands it over, until it is fetched; nothing where the worker
+    /// does not decode: there the tokens queued for prefill are bounded instead.
+    pub(super) fn export_tokens(&self, worker: Option<WorkerId>, prompt: &Prompt) -> u64 {
+        let decodes = |id: &WorkerId| self.fleet.get(*id).is_some_and(|worker| worker.info.role.decodes());
+        worker.filter(decodes).map_or(0, |id| {
+            self.ledger.reserve_tokens(id, prompt, 0, self.config.block_size)
+        })
     }
 }

@@ -255,6 +255,7 @@ impl Router {
         let reserve_tokens = self
             .ledger
             .reserve_tokens(plan.decode, &prompt, output_tokens, self.config.block_size);
+        let export_tokens = self.export_tokens(plan.prefill, &prompt);
         let demand = Demand {
             decode: plan.decode,
             prefill: plan.prefill,
@@ -263,6 +264,7 @@ impl Router {
             reserve_tokens,
             tail_tokens: prompt_tokens - decode_cached_tokens,
             prefill_tokens: prompt_tokens - prefill_cached_tokens,
+            export_tokens,
         };
         self.ledger.book(id, demand);
         if let Some(worker) = self.fleet.get_mut(plan.decode) {

@@ -105,10 +105,10 @@ fn spares(source: &Source<'_, '_>, place: &Place<'_>) -> bool {
     prefill.id != place.worker.id && (prefill.role == Role::Prefill || place.worker.role == Role::Decode)
 }
 
-/// Whether KV from this source had better come to the place over another link.
+/// Whether KV from this source had better come to the place over another link. Where a failure costs nothing, all links are as good.
 fn is_doubtful(estimate: &Estimate<'_>, source: &Source<'_, '_>, place: &Place<'_>) -> bool {
     let link = estimate.board.link(source.place.worker.id, place.worker.id);
-    link.is_doubtful()
+    estimate.config.failure_s > 0.0 && link.is_doubtful()
 }
 
 /// Those that may prefill for others, the soonest done first; the first few pull the history where that is sooner.
