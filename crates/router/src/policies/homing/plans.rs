@@ -32,9 +32,22 @@ pub(super) struct Source<'e, 'a> {
     pub(super) fetch: Option<Fetch>,
     /// It is the session's home, and hands it over.
     hands_over: bool,
+    /// Seconds until it has the whole prompt's KV: the same for all places, and asked for by each.
+    pub(super) prefilled_s: f64,
 }
 
-impl Source<'_, '_> {
+impl<'e, 'a> Source<'e, 'a> {
+    fn new(estimate: &'e Estimate<'a>, place: &'e Place<'a>, fetch: Option<Fetch>, hands_over: bool) -> Self {
+        let mut source = Self {
+            place,
+            fetch,
+            hands_over,
+            prefilled_s: 0.0,
+        };
+        source.prefilled_s = terms::first::prefilled_s(estimate, &source);
+        source
+    }
+
     /// Tokens that it prefills.
     pub(super) fn lacks(&self, turn: &TurnView) -> u32 {
         let fetched = self.fetch.map_or(0, |fetch| fetch.tokens);
@@ -79,7 +92,7 @@ fn is_spared(estimate: &Estimate<'_>, place: &Place<'_>, alone: &Priced, prefill
             spares(source, place)
                 && !is_doubtful(estimate, source, place)
                 && source.place.worker.denies_prefill.is_none()
-                && terms::first::prefilled_s(estimate, source) <= estimate.config.overflow * alone.cost.first_s
+                && source.prefilled_s <= estimate.config.overflow * alone.cost.first_s
         })
 }
 
@@ -113,35 +126,30 @@ fn is_doubtful(estimate: &Estimate<'_>, source: &Source<'_, '_>, place: &Place<'
 
 /// Those that may prefill for others, the soonest done first; the first few pull the history where that is sooner.
 fn prefillers<'e, 'a>(estimate: &'e Estimate<'a>) -> Vec<Source<'e, 'a>> {
-    let able = |place: &&Place<'_>| !place.worker.denies_prefill.is_some_and(Denied::is_lasting);
-    let mut sources: Vec<(bool, f64, Source<'_, '_>)> = estimate
+    let spared = estimate.places.iter().any(|place| place.worker.role == Role::Decode);
+    let able = |place: &&Place<'_>| {
+        (spared || place.worker.role == Role::Prefill) && !place.worker.denies_prefill.is_some_and(Denied::is_lasting)
+    };
+    let mut sources: Vec<Source<'_, '_>> = estimate
         .places
         .iter()
         .filter(able)
-        .map(|place| {
-            let source = Source {
-                place,
-                fetch: None,
-                hands_over: false,
-            };
-            let denied = place.worker.denies_prefill.is_some();
-            (denied, terms::first::prefilled_s(estimate, &source), source)
-        })
+        .map(|place| Source::new(estimate, place, None, false))
         .collect();
-    let order = |left: &(bool, f64, Source<'_, '_>), right: &(bool, f64, Source<'_, '_>)| {
-        left.0.cmp(&right.0).then(left.1.total_cmp(&right.1))
+    let denied = |source: &Source<'_, '_>| source.place.worker.denies_prefill.is_some();
+    let order = |left: &Source<'_, '_>, right: &Source<'_, '_>| {
+        (denied(left).cmp(&denied(right))).then(left.prefilled_s.total_cmp(&right.prefilled_s))
     };
     sources.sort_by(order);
-    for (_, plain_s, source) in sources.iter_mut().take(SOURCES) {
+    for source in sources.iter_mut().take(SOURCES) {
         let fetch = estimate.board.fetchable(source.place.worker, estimate.turn);
-        let fetching = Source { fetch, ..*source };
-        let fetched_s = terms::first::prefilled_s(estimate, &fetching);
-        if fetch.is_some() && fetched_s < *plain_s {
-            (*plain_s, *source) = (fetched_s, fetching);
+        let fetching = Source::new(estimate, source.place, fetch, false);
+        if fetch.is_some() && fetching.prefilled_s < source.prefilled_s {
+            *source = fetching;
         }
     }
     sources.sort_by(order);
-    sources.into_iter().map(|(.., source)| source).collect()
+    sources
 }
 
 /// Those that hold the session's own history and may hand it over, the most first.
@@ -160,11 +168,7 @@ fn holders<'e, 'a>(estimate: &'e Estimate<'a>) -> Vec<Source<'e, 'a>> {
         .places
         .iter()
         .filter(holds)
-        .map(|place| Source {
-            place,
-            fetch: None,
-            hands_over: true,
-        })
+        .map(|place| Source::new(estimate, place, None, true))
         .collect();
     sources.sort_by_key(|source| std::cmp::Reverse(source.place.worker.held_tokens()));
     sources

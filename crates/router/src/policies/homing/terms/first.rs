@@ -26,9 +26,7 @@ pub(in crate::policies::homing) fn seconds(
         None => alone_s(estimate, place),
         Some(source) => {
             let lacks = estimate.lacks(place);
-            prefilled_s(estimate, source)
-                + place.speed.front_s
-                + moved_s(estimate, place, source.place.worker.id, lacks)
+            source.prefilled_s + place.speed.front_s + moved_s(estimate, place, source.place.worker.id, lacks)
         }
     }
 }
