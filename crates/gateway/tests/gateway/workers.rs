@@ -34,15 +34,7 @@ pub async fn start(roles: &[(&str, homing_worker::Role)]) -> Real {
         name: Some((*name).to_owned()),
         ..WorkerSpec::new(format!("http://{}", worker.endpoints().http), EngineKind::Homing)
     };
-    let mut config = GatewayConfig {
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        workers: workers.iter().zip(roles).map(spec).collect(),
-        tokenizer: Some("tiny".to_owned()),
-        clocks: crate::support::quick(),
-        ..GatewayConfig::default()
-    };
-    config.router.policy = "homing:local_tokens=8".parse().unwrap();
-    let gateway = Gateway::start(config).await.unwrap();
+    let gateway = before(workers.iter().zip(roles).map(spec).collect()).await;
     let client = Caller::new(gateway.local_addr());
     let count = roles.len();
     client
@@ -53,6 +45,19 @@ pub async fn start(roles: &[(&str, homing_worker::Role)]) -> Real {
         workers,
         client,
     }
+}
+
+/// A gateway before these workers, with all but the shortest prompts for the prefill worker.
+async fn before(workers: Vec<WorkerSpec>) -> Gateway {
+    let mut config = GatewayConfig {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        workers,
+        tokenizer: Some("tiny".to_owned()),
+        clocks: crate::support::quick(),
+        ..GatewayConfig::default()
+    };
+    config.router.policy = "homing:local_tokens=8".parse().unwrap();
+    Gateway::start(config).await.unwrap()
 }
 
 fn exact(page: &Value) -> usize {
@@ -73,18 +78,11 @@ async fn before_a_fake(worker: &Worker, fake: &Fake) -> (Gateway, Caller) {
         ..WorkerSpec::new(url, kind)
     };
     let prefill = format!("http://{}", worker.endpoints().http);
-    let mut config = GatewayConfig {
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        workers: vec![
-            spec(prefill, EngineKind::Homing, Role::Prefill),
-            spec(fake.url(), EngineKind::Vllm, Role::Decode),
-        ],
-        tokenizer: Some("tiny".to_owned()),
-        clocks: crate::support::quick(),
-        ..GatewayConfig::default()
-    };
-    config.router.policy = "homing:local_tokens=8".parse().unwrap();
-    let gateway = Gateway::start(config).await.unwrap();
+    let gateway = before(vec![
+        spec(prefill, EngineKind::Homing, Role::Prefill),
+        spec(fake.url(), EngineKind::Vllm, Role::Decode),
+    ])
+    .await;
     let client = Caller::new(gateway.local_addr());
     let joined = |page: &Value| page["data"][0]["state"] == "exact" && page["data"][1]["state"] == "degraded";
     client.until("/admin/workers", "both joined", joined).await;
