@@ -1,8 +1,9 @@
 //! What becomes of a turn when an engine fails it: continued so that the client cannot tell, or ended in so many words.
 
 use crate::support::engine::{Act, Fake, answer_to};
-use crate::support::{Cluster, chat, conversation, messages, text_of, tokens_of};
+use crate::support::{Caller, Cluster, Events, chat, conversation, messages, text_of, tokens_of, whole};
 use homing_router::event::Role;
+use http::Method;
 use serde_json::{Value, json};
 
 const PD: [Role; 2] = [Role::Prefill, Role::Decode];
@@ -352,6 +353,29 @@ async fn a_stream_goes_on_when_its_worker_hangs() {
     cluster.until_idle().await;
 }
 
+/// The text and the error's code of a stream. One that fails before it begins is answered as any other request.
+async fn streamed(client: &Caller, body: &Value) -> (String, Value) {
+    let response = client
+        .send(Method::POST, "/v1/chat/completions", &[], body.to_string())
+        .await;
+    if !response.status().is_success() {
+        return answered(&whole(response).await.json());
+    }
+    let (events, done) = Events::new(response).rest().await;
+    let error = events
+        .last()
+        .map(|event| event["error"]["code"].clone())
+        .unwrap_or_default();
+    assert_ne!(done, error.is_string(), "an end or an error: {events:?}");
+    (text_of(&events), error)
+}
+
+/// The text and the error's code of a whole answer.
+fn answered(answer: &Value) -> (String, Value) {
+    let text = answer["choices"][0]["message"]["content"].as_str();
+    (text.unwrap_or_default().to_owned(), answer["error"]["code"].clone())
+}
+
 /// Many clients while workers die and come back: each gets its whole answer, or an error that says what happened.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_the_storm_every_request_ends_once_and_right() {
@@ -364,21 +388,9 @@ async fn in_the_storm_every_request_ends_once_and_right() {
                 let messages = conversation(&format!("w{index}"), 20);
                 let body = chat(&messages, 40, index % 2 == 0);
                 let (text, error) = if index % 2 == 0 {
-                    let mut events = client.stream("/v1/chat/completions", &body).await;
-                    let (events, done) = events.rest().await;
-                    let error = events
-                        .last()
-                        .map(|event| event["error"]["code"].clone())
-                        .unwrap_or_default();
-                    assert_ne!(done, error.is_string(), "an end or an error: {events:?}");
-                    (text_of(&events), error)
+                    streamed(&client, &body).await
                 } else {
-                    let answer = client.post("/v1/chat/completions", &body).await.json();
-                    let text = answer["choices"][0]["message"]["content"]
-                        .as_str()
-                        .unwrap_or_default()
-                        .to_owned();
-                    (text, answer["error"]["code"].clone())
+                    answered(&client.post("/v1/chat/completions", &body).await.json())
                 };
                 let expected = answer_to(&tokens_of(&messages), 40);
                 assert!(
