@@ -499,7 +499,7 @@ fn one_seed_twice_is_the_same_bytes() {
 fn all_is_seen() {
     let roles = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode, Role::Both];
     let (mut ends, mut paths) = (BTreeSet::new(), BTreeSet::new());
-    for seed in 0..12 {
+    for seed in 0..24 {
         let world = run(
             seed,
             if seed % 2 == 0 {

@@ -233,6 +233,14 @@ pub struct Considered {
     pub denied: Option<Denied>,
 }
 
+impl Considered {
+    /// What is not denied comes first, then what is cheaper.
+    #[must_use]
+    pub fn by_preference(left: &Self, right: &Self) -> std::cmp::Ordering {
+        (left.denied.is_some().cmp(&right.denied.is_some())).then(left.score.total_cmp(&right.score))
+    }
+}
+
 impl Board {
     /// A worker of the fleet.
     #[must_use]
@@ -411,9 +419,13 @@ impl Choice {
     /// The least of what is not denied; the turn waits where all is.
     #[must_use]
     pub fn least(mut considered: Vec<Considered>, reason: impl Into<String>) -> Self {
-        considered.sort_by(|left, right| {
-            (left.denied.is_some().cmp(&right.denied.is_some())).then(left.score.total_cmp(&right.score))
-        });
+        considered.sort_by(Considered::by_preference);
+        Self::best_of(considered, reason)
+    }
+
+    /// The first, which is the best; the turn waits where it is denied.
+    #[must_use]
+    pub fn best_of(considered: Vec<Considered>, reason: impl Into<String>) -> Self {
         let plan = considered
             .first()
             .filter(|best| best.denied.is_none())

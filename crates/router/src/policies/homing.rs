@@ -21,7 +21,7 @@
 //! ones before it rather than go over a prefill worker that is behind. Where KV moves, it moves (`migrate`): the home hands it over.
 //!
 //! Where pools are smaller than what live sessions need and nothing keeps what they evict, each turn would evict what the next one
-//! needs. There, a turn whose history is nowhere waits until some pool has room for it beside the sessions that are
+//! needs. There, and where nobody has the time to prefill whole histories in each turn, a turn whose history is nowhere waits until some pool has room for it beside the sessions that are
 //! expected back, for a bounded time (`pace`). So sessions take turns at the boundaries of
 //! their tool calls instead of all being slow together.
 
@@ -52,6 +52,9 @@ pub struct HomingConfig {
     pub pace_s: f64,
     /// A pool has room as long as so many times its size is wanted.
     pub fill: f64,
+    /// Nobody is held back from a worker whose live sessions keep it busy for less than this share of its time, would it prefill all of
+    /// their histories anew each time.
+    pub afford: f64,
     /// What a recent failure of a link costs, in seconds; where it costs nothing, the link is used again at once.
     pub failure_s: f64,
     /// Decode-only workers leave a turn whose history they hold, and of which they lack more tokens than this, to prefill workers, where
@@ -80,6 +83,9 @@ impl Default for HomingConfig {
             future_turns: 10.0,
             pace_s: 200.0,
             fill: 0.9,
+            // Over one, because sessions that wait come back later. By `gen:swe52` with pools of 40K to 92K tokens and gaps by 1, 3 and
+            // 10: at 1 some wait for what they could have had, at 2 some pools thrash.
+            afford: 1.5,
             failure_s: 2.0,
             // Of coding-agent turns nine in ten append less.
             append_tokens: 4_096,
@@ -102,6 +108,7 @@ impl HomingConfig {
             future_turns: parameters.number("future_turns", default.future_turns)?,
             pace_s: parameters.number("pace_s", default.pace_s)?,
             fill: parameters.positive("fill", default.fill)?,
+            afford: parameters.number("afford", default.afford)?,
             failure_s: parameters.number("failure_s", default.failure_s)?,
             append_tokens: parameters.whole("append_tokens", default.append_tokens)?,
             overflow: parameters.number("overflow", default.overflow)?,
@@ -140,7 +147,7 @@ impl Policy for Homing {
         let mut plans = plans::all(&estimate);
         let home = home(board, turn).map(|home| home.id);
         if home.is_none() {
-            let crowded = pace::hold_back(&self.config, board, turn, &mut plans);
+            let crowded = pace::hold_back(&estimate, &mut plans);
             return least(
                 plans,
                 if crowded {
@@ -159,7 +166,7 @@ impl Policy for Homing {
             return least(elsewhere, "its home cannot serve it: least cost");
         };
         elsewhere.extend(stays);
-        elsewhere.sort_by(by_preference);
+        plans::rank(&mut elsewhere);
         let away = elsewhere
             .first()
             .filter(|plan| plan.considered.denied.is_none())
@@ -231,18 +238,12 @@ fn home<'b>(board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
 
 /// The least plan that is not denied, or the turn waits for any.
 fn least(mut plans: Vec<Priced>, reason: &str) -> Choice {
-    plans.sort_by(by_preference);
+    plans::rank(&mut plans);
     let reason = match plans.first() {
         Some(first) if first.considered.denied.is_none() => format!("{reason}: {}", first.cost),
         _ => reason.to_owned(),
     };
-    Choice::least(plans.into_iter().map(|plan| plan.considered).collect(), reason)
-}
-
-/// What is not denied comes first, then what is cheaper.
-fn by_preference(left: &Priced, right: &Priced) -> std::cmp::Ordering {
-    let (left, right) = (&left.considered, &right.considered);
-    (left.denied.is_some().cmp(&right.denied.is_some())).then(left.score.total_cmp(&right.score))
+    Choice::best_of(plans.into_iter().map(|plan| plan.considered).collect(), reason)
 }
 
 #[cfg(test)]

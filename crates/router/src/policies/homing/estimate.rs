@@ -3,6 +3,7 @@
 use super::HomingConfig;
 use crate::policies::{Board, TurnView, WorkerView};
 use crate::speed::{Speed, pairs};
+use homing_units::WorkerId;
 
 /// A mean gap is taken to be so long at least, in seconds: sessions that never pause have one turn in flight all the time.
 const LEAST_GAP_S: f64 = 0.1;
@@ -18,6 +19,8 @@ pub(super) struct Estimate<'a> {
     pub(super) turn: &'a TurnView,
     /// One for each worker of the board, in its order.
     pub(super) places: Vec<Place<'a>>,
+    /// Turns that come in a second of a session that lives somewhere.
+    pub(super) arrivals: f64,
 }
 
 /// A worker as a place for the turn.
@@ -43,12 +46,20 @@ impl<'a> Estimate<'a> {
     pub(super) fn new(config: &'a HomingConfig, board: &'a Board, turn: &'a TurnView, busy_share: f64) -> Self {
         let place = |worker: &'a WorkerView| Place::new(worker, config.speed.unwrap_or(worker.speed), turn, busy_share);
         let places = board.workers.iter().map(place);
+        let arrivals = (1.0 - busy_share) * turn.return_share / turn.expected_gap_s.max(LEAST_GAP_S);
         Self {
             config,
             board,
             turn,
             places: places.collect(),
+            arrivals,
         }
+    }
+
+    /// A worker as a place, by its id.
+    pub(super) fn place(&self, id: WorkerId) -> Option<&Place<'a>> {
+        let index = self.places.binary_search_by_key(&id, |place| place.worker.id).ok()?;
+        self.places.get(index)
     }
 
     /// Tokens of the prompt that the place lacks, as far as that counts. Boilerplate alone draws no new session to a place: whoever has

@@ -7,14 +7,17 @@
 
 use super::cost::Cost;
 use super::estimate::{Estimate, Place};
-use super::terms;
+use super::terms::{self, Here, Prefill};
 use crate::action::Fetch;
 use crate::admission::Denied;
 use crate::event::Role;
-use crate::policies::{Considered, TurnView};
+use crate::policies::Considered;
 
 /// Prefill workers that are looked at for each decode worker: the first may have a bad link to it.
 const SOURCES: usize = 3;
+
+/// So many of a turn's plans are put in order, the best ones: of a large fleet's hundreds nobody asks which comes last.
+const RANKED: usize = 48;
 
 /// A plan with its price.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +26,7 @@ pub(super) struct Priced {
     pub(super) cost: Cost,
 }
 
-/// Where a plan's KV comes from, if not from its decode worker itself.
+/// Where a plan's KV comes from, if not from its decode worker itself. What it costs there is the same for all places.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source<'e, 'a> {
     /// Who prefills what is lacking.
@@ -32,28 +35,39 @@ pub(super) struct Source<'e, 'a> {
     pub(super) fetch: Option<Fetch>,
     /// It is the session's home, and hands it over.
     hands_over: bool,
-    /// Seconds until it has the whole prompt's KV: the same for all places, and asked for by each.
+    /// Seconds until it has the whole prompt's KV.
     pub(super) prefilled_s: f64,
+    /// Its prefill.
+    pub(super) work: Prefill,
 }
 
 impl<'e, 'a> Source<'e, 'a> {
     fn new(estimate: &'e Estimate<'a>, place: &'e Place<'a>, fetch: Option<Fetch>, hands_over: bool) -> Self {
-        let mut source = Self {
+        let fetched = fetch.map_or(0, |fetch| fetch.tokens);
+        let held = place.worker.held_tokens().max(fetched);
+        let work = Prefill::new(estimate, place, estimate.turn.prompt_tokens.saturating_sub(held));
+        Self {
             place,
             fetch,
             hands_over,
-            prefilled_s: 0.0,
-        };
-        source.prefilled_s = terms::first::prefilled_s(estimate, &source);
-        source
+            prefilled_s: terms::first::prefilled_s(estimate, place, &work, fetch),
+            work,
+        }
     }
+}
 
-    /// Tokens that it prefills.
-    pub(super) fn lacks(&self, turn: &TurnView) -> u32 {
-        let fetched = self.fetch.map_or(0, |fetch| fetch.tokens);
-        turn.prompt_tokens
-            .saturating_sub(self.place.worker.held_tokens().max(fetched))
+/// The best first and the next ones in order, as far as anybody looks; the rest behind them as it comes.
+pub(super) fn rank(plans: &mut [Priced]) {
+    let order = |left: &Priced, right: &Priced| {
+        let (left, right) = (&left.considered, &right.considered);
+        let ends = |considered: &Considered| (considered.plan.decode, considered.plan.prefill);
+        Considered::by_preference(left, right).then_with(|| ends(left).cmp(&ends(right)))
+    };
+    if plans.len() > RANKED {
+        plans.select_nth_unstable_by(RANKED, order);
     }
+    let ranked = plans.len().min(RANKED);
+    plans[..ranked].sort_by(order);
 }
 
 /// All plans worth a thought.
@@ -63,7 +77,9 @@ pub(super) fn all(estimate: &Estimate<'_>) -> Vec<Priced> {
     let mut plans = Vec::with_capacity(estimate.places.len() * 2);
     for place in &estimate.places {
         let receives = estimate.turn.may_transfer && receives(place);
-        let alone = priced(estimate, place, None);
+        let here = Here::new(estimate, place);
+        let priced = |source| priced(estimate, place, &here, source);
+        let alone = priced(None);
         let spared = receives && is_spared(estimate, place, &alone, &prefillers);
         if !spared && !place.worker.denies_alone.is_some_and(Denied::is_lasting) {
             plans.push(alone);
@@ -75,10 +91,10 @@ pub(super) fn all(estimate: &Estimate<'_>) -> Vec<Priced> {
         let is_sure = |source: &&Source<'_, '_>| !is_doubtful(estimate, source, place);
         let any_sure = able().any(|source| is_sure(&source));
         let open = able().filter(|source| !any_sure || is_sure(source));
-        plans.extend(open.take(SOURCES).map(|source| priced(estimate, place, Some(source))));
+        plans.extend(open.take(SOURCES).map(|source| priced(Some(source))));
         let more = |source: &&Source<'_, '_>| source.place.worker.held_tokens() > place.worker.held_tokens();
         let holder = holders.iter().filter(is_sure).find(more);
-        plans.extend(holder.map(|source| priced(estimate, place, Some(source))));
+        plans.extend(holder.map(|source| priced(Some(source))));
     }
     plans
 }
@@ -175,9 +191,9 @@ fn holders<'e, 'a>(estimate: &'e Estimate<'a>) -> Vec<Source<'e, 'a>> {
 }
 
 /// The plan that ends at `place`: alone, or with KV from a source.
-fn priced(estimate: &Estimate<'_>, place: &Place<'_>, source: Option<&Source<'_, '_>>) -> Priced {
+fn priced(estimate: &Estimate<'_>, place: &Place<'_>, here: &Here, source: Option<&Source<'_, '_>>) -> Priced {
     let (turn, worker) = (estimate.turn, place.worker);
-    let cost = terms::all(estimate, place, source);
+    let cost = terms::all(estimate, place, here, source);
     let (plan, denied) = match source {
         None => (worker.alone(turn), worker.denies_alone),
         Some(source) if source.hands_over => (

@@ -1,6 +1,7 @@
 //! What the planner chooses, and what its terms come to.
 
-use super::estimate::Estimate;
+use super::cost::Cost;
+use super::estimate::{Estimate, Place};
 use super::*;
 use crate::action::Path;
 use crate::admission::Denied;
@@ -275,6 +276,7 @@ fn a_session_waits_while_each_pool_is_wanted_by_those_who_are_expected_back() {
             }
             TurnView {
                 waited: Duration::from_secs(waited_s),
+                expected_gap_s: 0.5,
                 ..turn()
             }
         }
@@ -282,6 +284,12 @@ fn a_session_waits_while_each_pool_is_wanted_by_those_who_are_expected_back() {
     check(DP, wanted([90_000; 3], 0), None);
     check(DP, wanted([90_000, 60_000, 90_000], 0), Some((Path::Local, None, 1)));
     check(DP, wanted([95_000, 90_000, 96_000], 200), Some((Path::Local, None, 1)));
+    // Where sessions pause for long there is time to prefill all of their histories each time: nobody waits.
+    let seldom = |board: &mut Board| TurnView {
+        expected_gap_s: 10.0,
+        ..wanted([90_000; 3], 0)(board)
+    };
+    check(DP, seldom, Some((Path::Local, None, 0)));
     // What lies in host memory comes back fast: nobody waits.
     let spilling = |board: &mut Board| {
         board.workers.iter_mut().for_each(|worker| worker.spills = true);
@@ -316,6 +324,11 @@ fn decode_workers_may_be_spared_whatever_it_costs() {
     assert_eq!(path(&board), Some(Path::Local));
 }
 
+/// What the turn costs at a place without anybody's help.
+fn alone(estimate: &Estimate<'_>, place: &Place<'_>) -> Cost {
+    terms::all(estimate, place, &terms::Here::new(estimate, place), None)
+}
+
 #[test]
 fn the_terms_are_what_their_derivations_say() {
     let mut board = board(DP);
@@ -324,7 +337,7 @@ fn the_terms_are_what_their_derivations_say() {
     let config = HomingConfig::default();
     let estimate = Estimate::new(&config, &board, &turn, 0.5);
     let (speed, place) = (Speed::default(), &estimate.places[1]);
-    let cost = terms::all(&estimate, place, None);
+    let cost = alone(&estimate, place);
     let near = |got: f64, expected: f64| assert!((got - expected).abs() < 1e-9, "{got}, expected {expected}");
     let tail = pairs(5_000, 20_000);
     near(cost.first_s, speed.prefill_s(5_000.0, tail, 10.0, 200_000.0));
@@ -353,7 +366,7 @@ fn what_is_displaced_counts_as_far_as_it_is_wanted_again() {
         board.workers[0].spills = spills;
         let (config, turn) = (HomingConfig::default(), turn());
         let estimate = Estimate::new(&config, &board, &turn, 0.0);
-        terms::all(&estimate, &estimate.places[0], None).evict_s
+        alone(&estimate, &estimate.places[0]).evict_s
     };
     assert_eq!(evict(90_000, 0, false), 0.0, "there is room yet");
     assert_eq!(evict(70_000, 100_000, false), 0.0, "nobody wants it again");
@@ -392,11 +405,7 @@ fn a_long_prefill_counts_for_those_who_come_meanwhile() {
         let estimate = Estimate::new(&config, &board, &turn, 0.5);
         let prefill_s = estimate.places[0].prefill_s(20_000 - held, 20_000);
         let queue_s = speed.prefill_s(f64::from(queued), pairs(queued, queued), 0.0, 0.0);
-        (
-            terms::all(&estimate, &estimate.places[0], None).behind_s,
-            prefill_s,
-            queue_s,
-        )
+        (alone(&estimate, &estimate.places[0]).behind_s, prefill_s, queue_s)
     };
     // Of 20 live sessions half are idle; four in five of these come back, after ten seconds on average.
     let (cost_s, prefill_s, _) = behind(20, 5_000, 0);

@@ -10,20 +10,9 @@
 //! few seconds makes all who live there wait, whose own tails would have taken a moment. Whoever has no home may still go elsewhere,
 //! so only those count who live at the place. A prefill worker is nobody's home.
 
-use crate::policies::homing::estimate::{Estimate, Place};
-use crate::policies::homing::plans::Source;
+use crate::policies::homing::estimate::Place;
 
-/// Seconds that those to come will lose together.
-pub(in crate::policies::homing) fn seconds(
-    estimate: &Estimate<'_>,
-    place: &Place<'_>,
-    source: Option<&Source<'_, '_>>,
-) -> f64 {
-    let turn = estimate.turn;
-    let (at, lacks) = match source {
-        None => (place, estimate.lacks(place)),
-        Some(source) => (source.place, source.lacks(turn)),
-    };
-    let prefill_s = at.prefill_s(lacks, turn.prompt_tokens);
-    at.arrivals * prefill_s * (at.queue_s + prefill_s / 2.0)
+/// Seconds that those to come will lose together by a prefill of so many seconds.
+pub(super) fn seconds(place: &Place<'_>, prefill_s: f64) -> f64 {
+    place.arrivals * prefill_s * (place.queue_s + prefill_s / 2.0)
 }

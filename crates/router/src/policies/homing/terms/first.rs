@@ -12,18 +12,21 @@
 //! with those ordered before it, which is what waiting for them costs. A failure of the link lately is charged like
 //! the retry that it may cause.
 
+use crate::action::Fetch;
 use crate::policies::homing::estimate::{Estimate, Place};
 use crate::policies::homing::plans::Source;
+use crate::policies::homing::terms::Prefill;
 use homing_units::WorkerId;
 
 /// Seconds until the first token.
-pub(in crate::policies::homing) fn seconds(
+pub(super) fn seconds(
     estimate: &Estimate<'_>,
     place: &Place<'_>,
+    work: &Prefill,
     source: Option<&Source<'_, '_>>,
 ) -> f64 {
     match source {
-        None => alone_s(estimate, place),
+        None => begins_s(place, 0.0) + work.prefill_s,
         Some(source) => {
             let lacks = estimate.lacks(place);
             source.prefilled_s + place.speed.front_s + moved_s(estimate, place, source.place.worker.id, lacks)
@@ -31,23 +34,23 @@ pub(in crate::policies::homing) fn seconds(
     }
 }
 
-fn alone_s(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
-    place.queue_s
-        + f64::from(place.worker.host_tokens) * place.speed.reloaded_token_s
-        + place.prefill_s(estimate.lacks(place), estimate.turn.prompt_tokens)
+/// Seconds until the prefill begins, after a history that is fetched in so many.
+fn begins_s(place: &Place<'_>, fetch_s: f64) -> f64 {
+    place.queue_s + fetch_s + f64::from(place.worker.host_tokens) * place.speed.reloaded_token_s
 }
 
 /// Seconds until this source has the whole prompt's KV.
-pub(in crate::policies::homing) fn prefilled_s(estimate: &Estimate<'_>, source: &Source<'_, '_>) -> f64 {
-    let (turn, place) = (estimate.turn, source.place);
-    let fetch_s = source.fetch.map_or(0.0, |fetch| {
+pub(in crate::policies::homing) fn prefilled_s(
+    estimate: &Estimate<'_>,
+    place: &Place<'_>,
+    work: &Prefill,
+    fetch: Option<Fetch>,
+) -> f64 {
+    let fetch_s = fetch.map_or(0.0, |fetch| {
         let tokens = fetch.tokens.saturating_sub(place.worker.held_tokens());
         estimate.config.fetch_s + moved_s(estimate, place, fetch.from, tokens)
     });
-    place.queue_s
-        + fetch_s
-        + f64::from(place.worker.host_tokens) * place.speed.reloaded_token_s
-        + place.prefill_s(source.lacks(turn), turn.prompt_tokens)
+    begins_s(place, fetch_s) + work.prefill_s
 }
 
 /// Seconds that the KV of so many tokens takes to the place.

@@ -15,7 +15,7 @@ use super::evict::refill_s;
 use crate::policies::homing::estimate::{Estimate, Place};
 
 /// Seconds over the coming turns.
-pub(in crate::policies::homing) fn seconds(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
+pub(super) fn seconds(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
     let (company, prompt) = (place.company, f64::from(estimate.turn.prompt_tokens));
     let with = place.speed.decode_s(company + 1.0, (company + 1.0) * prompt);
     let without = place.speed.decode_s(company, company * prompt);

@@ -10,27 +10,15 @@
 //! in which it takes part, and each of the batch waits for them: `Speed::stall_s`.
 
 use crate::policies::homing::estimate::{Estimate, Place};
-use crate::policies::homing::plans::Source;
 
-/// Seconds that others lose together.
-pub(in crate::policies::homing) fn seconds(
-    estimate: &Estimate<'_>,
-    place: &Place<'_>,
-    source: Option<&Source<'_, '_>>,
-) -> f64 {
-    slower_s(estimate, place) + stalled_s(estimate, place, source)
-}
-
-fn slower_s(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
+/// Seconds that those who decode at the place lose together by one more beside them.
+pub(super) fn slower_s(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
     let context = place.context + f64::from(estimate.turn.prompt_tokens);
     let growth_s = place.speed.decode_s(place.batch + 1.0, context) - place.speed.decode_s(place.batch, place.context);
     place.batch * estimate.output() / 2.0 * growth_s
 }
 
-fn stalled_s(estimate: &Estimate<'_>, place: &Place<'_>, source: Option<&Source<'_, '_>>) -> f64 {
-    let turn = estimate.turn;
-    match source {
-        None => place.batch * place.stall_s(estimate.lacks(place), turn.prompt_tokens),
-        Some(source) => source.place.batch * source.place.stall_s(source.lacks(turn), turn.prompt_tokens),
-    }
+/// Seconds that those lose together who decode where so many tokens are prefilled.
+pub(super) fn stalled_s(estimate: &Estimate<'_>, place: &Place<'_>, tokens: u32) -> f64 {
+    place.batch * place.stall_s(tokens, estimate.turn.prompt_tokens)
 }
