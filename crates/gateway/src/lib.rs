@@ -28,4 +28,4 @@ mod upstream;
 
 pub use config::{EngineKind, GatewayClocks, GatewayConfig, GatewayLimits, WorkerSpec};
 pub use gateway::{Gateway, GatewayError};
-pub use turn_log::TurnLog;
+pub use turn_log::{Forecast, TurnLog};

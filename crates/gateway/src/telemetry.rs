@@ -8,7 +8,7 @@ use crate::error::path_name;
 use crate::expectation::Losses;
 use crate::fleet::Fleet;
 use crate::idle::Held;
-use crate::turn_log::TurnLog;
+use crate::turn_log::{Forecast, TurnLog};
 use homing_router::action::WorkerState;
 use homing_router::event::{Event, FailureCause};
 use homing_units::WorkerId;
@@ -25,6 +25,9 @@ use std::time::Duration;
 const BUCKETS: [f64; 16] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0,
 ];
+
+/// Shares of what a first token took, by which its forecast was wrong.
+const ERRORS: [f64; 8] = [0.05, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0, 5.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TurnLabels {
@@ -67,6 +70,7 @@ pub(crate) struct Telemetry {
     fleet: Arc<Fleet>,
     turns: Family<TurnLabels, Counter>,
     ttft: Seconds,
+    ttft_error: Histogram,
     latency: Seconds,
     prompt_tokens: Counter,
     output_tokens: Counter,
@@ -104,6 +108,7 @@ impl Telemetry {
             fleet,
             turns: Family::default(),
             ttft: Family::new_with_constructor(seconds),
+            ttft_error: Histogram::new(ERRORS),
             latency: Family::new_with_constructor(seconds),
             prompt_tokens: Counter::default(),
             output_tokens: Counter::default(),
@@ -139,6 +144,11 @@ impl Telemetry {
         let registry = &mut self.registry;
         registry.register("requests", "Turns that ended, by path and outcome", self.turns.clone());
         registry.register("ttft_seconds", "From a request to its first token", self.ttft.clone());
+        registry.register(
+            "ttft_error_ratio",
+            "By how much the planner's forecast of a turn's first token was wrong, as a share of what it took",
+            self.ttft_error.clone(),
+        );
         registry.register("latency_seconds", "From a request to its end", self.latency.clone());
         registry.register(
             "prompt_tokens",
@@ -250,6 +260,9 @@ impl Telemetry {
         observe(&self.latency, log.latency);
         if let Some(ttft) = log.ttft {
             observe(&self.ttft, ttft);
+        }
+        if let Some(error) = log.forecast.as_ref().and_then(Forecast::error) {
+            self.ttft_error.observe(error);
         }
         self.prompt_tokens.inc_by(u64::from(log.prompt_tokens));
         self.output_tokens.inc_by(u64::from(log.output_tokens));

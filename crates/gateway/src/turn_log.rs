@@ -44,10 +44,30 @@ pub struct TurnLog {
     pub replans: u32,
     /// From the request to the first token, if one came.
     pub ttft: Option<Duration>,
+    /// What the planner expected of the first token and what it was, of a turn that its first plan served.
+    pub forecast: Option<Forecast>,
     /// From the request to its end.
     pub latency: Duration,
     /// The code of the error that it ended with, if it did; `client_gone` where the client hung up.
     pub error: Option<String>,
+}
+
+/// How long a plan was expected to take from its first leg to the first token, and how long it took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Forecast {
+    /// As expected.
+    pub expected: Duration,
+    /// As it was.
+    pub took: Duration,
+}
+
+impl Forecast {
+    /// By how much it was wrong, as a share of what it took: 0.2 is a fifth too long or too short. `None` where it took no time.
+    #[must_use]
+    pub fn error(&self) -> Option<f64> {
+        let (expected, took) = (self.expected.as_secs_f64(), self.took.as_secs_f64());
+        (took > 0.0).then(|| (expected / took - 1.0).abs())
+    }
 }
 
 impl fmt::Display for TurnLog {

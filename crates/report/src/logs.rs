@@ -190,6 +190,9 @@ pub struct DecisionLine {
     pub expected_cached_tokens: u32,
     /// How long it waited in the router's queue.
     pub queued_s: f64,
+    /// How long it is expected to take from then to the first token, where the policy reckons in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_ttft_s: Option<f64>,
     /// Why this plan.
     pub reason: String,
     /// What was considered, the chosen one first.
@@ -544,6 +547,7 @@ mod tests {
                 prompt_tokens: 9,
                 expected_cached_tokens: 8,
                 queued_s: 0.0,
+                expected_ttft_s: None,
                 reason: "resident".to_owned(),
                 candidates: vec![candidate],
             },

@@ -149,6 +149,8 @@ pub struct Decision {
     pub keeps_kv: bool,
     /// How long it waited in the router's queue.
     pub queued: Duration,
+    /// How long it is expected to take from its first leg to the first token, where the policy reckons in seconds.
+    pub expected_ttft: Option<Duration>,
     /// What was considered, the chosen one first.
     pub candidates: Vec<Candidate>,
     /// Why this one, in a few words.

@@ -91,6 +91,7 @@ pub(crate) fn decision_line(now: Instant, decision: &Decision, names: &[String])
         prompt_tokens: decision.prompt_tokens,
         expected_cached_tokens: decision.expected_cached_tokens,
         queued_s: duration_s(decision.queued),
+        expected_ttft_s: decision.expected_ttft.map(duration_s),
         reason: decision.reason.clone(),
         candidates: decision.candidates.iter().map(candidate).collect(),
     }

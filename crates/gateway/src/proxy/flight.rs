@@ -27,7 +27,7 @@ use crate::upstream::{Answer, LegError};
 use attempt::Attempt;
 use homing_router::action::Decision;
 use homing_router::event::Event;
-use homing_units::{Instant, RequestId};
+use homing_units::{Duration, Instant, RequestId};
 use sglang::pair_news;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -50,6 +50,8 @@ pub(crate) struct Flight {
     first_token: Option<Instant>,
     /// What was expected of the decode worker's cache.
     expectation: Option<Expectation>,
+    /// When it was planned first, and how long that plan was expected to take to the first token.
+    forecast: Option<(Instant, Duration)>,
     reported_cached_tokens: Option<u32>,
     output_tokens: u32,
     /// Where the prompt broke its session's prefix, if it did.
@@ -106,6 +108,7 @@ impl Flight {
             refusal: None,
             first_token: None,
             expectation: None,
+            forecast: None,
             reported_cached_tokens: None,
             output_tokens: 0,
             prefix_break: None,
@@ -165,7 +168,7 @@ impl Flight {
             Command::Decided(decision) => {
                 self.voice.expect(decision.expected_cached_tokens);
                 self.watch_prefix(&decision);
-                self.expect_cached(&decision);
+                self.expect(&decision);
                 self.decision = Some(decision);
             }
             Command::Dispatch(dispatch) => self.dispatch(dispatch).await,

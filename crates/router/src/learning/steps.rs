@@ -20,6 +20,9 @@ const FIGURES: usize = 8;
 /// How far from its built-in value a figure may be, as a variance of the ratio: hardware differs by a factor of five.
 const RIDGE: f64 = 4.0;
 
+/// No figure is known better than this, as a variance of the ratio: below it, rounding errors are larger than what is left.
+const CERTAIN: f64 = 1e-8;
+
 /// The variance of an observation's relative error that is taken for usual at first.
 const FIRST_ERROR: f64 = 0.04;
 
@@ -236,17 +239,34 @@ impl StepFit {
         let explained: f64 = (0..FIGURES).map(|index| row[index] * spread[index]).sum();
         let whole = self.usual_error + explained;
         for (ratio, spread) in self.ratios.iter_mut().zip(&spread) {
-            *ratio = (*ratio + spread / whole * pull).max(LEAST);
+            *ratio += spread / whole * pull;
         }
-        let fading = 1.0 + 1.0 / MEMORY;
         for (index, line) in self.covariance.iter_mut().enumerate() {
-            for (other, value) in line.iter_mut().enumerate() {
-                *value -= spread[index] * spread[other] / whole;
-                // What is not observed does not become unknown without bound.
-                if index != other || *value < RIDGE {
-                    *value *= fading;
-                }
+            for (value, other) in line.iter_mut().zip(&spread) {
+                *value -= spread[index] * other / whole;
             }
+            // What is known fades, and what is not observed does not become unknown without bound. The variance alone grows: were what
+            // the figures have to do with each other to grow beside a variance that is bounded, this would be a covariance no longer.
+            let variance = &mut line[index];
+            *variance = (*variance * (1.0 + 1.0 / MEMORY)).clamp(CERTAIN, RIDGE);
+        }
+        self.stay_positive();
+    }
+
+    /// Brings each ratio to its least at least, and the others with it, as far as they hang together: the likeliest figures of those
+    /// that are possible. To cut the one alone would leave the others what they had been given to make up for it, step after step.
+    fn stay_positive(&mut self) {
+        for _ in 0..FIGURES {
+            let low = (0..FIGURES).find(|&index| self.ratios[index] < LEAST && self.covariance[index][index] > 0.0);
+            let Some(low) = low else { break };
+            let shift = (LEAST - self.ratios[low]) / self.covariance[low][low];
+            for (ratio, line) in self.ratios.iter_mut().zip(&self.covariance) {
+                *ratio += line[low] * shift;
+            }
+            self.ratios[low] = LEAST;
+        }
+        for ratio in &mut self.ratios {
+            *ratio = ratio.max(LEAST);
         }
     }
 }
@@ -341,6 +361,35 @@ mod tests {
             let (clean, stalled) = (median_error(truth, 0), median_error(truth, 10));
             assert!(clean <= 0.10, "{name}: {clean}, before {before}");
             assert!(stalled <= 0.20, "{name} with outliers: {stalled}, before {before}");
+        }
+    }
+
+    /// A figure that the hardware does not have wants to be less than nothing. It must not drive the others away in ever so many steps.
+    #[test]
+    fn a_figure_that_is_not_there_leaves_the_others_right() {
+        let (mut rng, speed) = (rng_for(11, "absent"), Speed::default());
+        let mut fit = StepFit::new(speed);
+        let tail = |rng: &mut Rng| {
+            let tokens = 50.0 + 450.0 * rng.random::<f64>();
+            let pairs = tokens * 20_000.0;
+            let seconds = 0.025 + llama_8b(tokens + 1.0, pairs, 20_000.0);
+            (Work::prefill(&speed, tokens, pairs, 1.0, 20_000.0), seconds)
+        };
+        for _ in 0..4_000 {
+            let (work, seconds) = tail(&mut rng);
+            fit.learn(&work, seconds * (0.95 + 0.1 * rng.random::<f64>()));
+            let answer = 10.0 + 90.0 * rng.random::<f64>();
+            let seconds = answer * llama_8b(2.0, 0.0, 40_000.0);
+            fit.learn(&Work::decode(&speed, answer, 2.0, 40_000.0), seconds);
+        }
+        for _ in 0..20 {
+            let (work, seconds) = tail(&mut rng);
+            let found = predicted(&fit.speed(), &work);
+            assert!(
+                (found / seconds - 1.0).abs() < 0.1,
+                "{found} s, it takes {seconds} s: {:?}",
+                fit.ratios
+            );
         }
     }
 

@@ -207,6 +207,8 @@ pub struct Choice {
     /// Whether the decode worker is to keep the session's KV for its next turn. `false` only where a policy serves a turn
     /// on purpose without giving its session a place; an engine without places of sessions does not care.
     pub keeps_kv: bool,
+    /// How long the plan is expected to take from its first leg to the first token, where the policy reckons in seconds.
+    pub expected_ttft: Option<Duration>,
     /// Why, in a few words.
     pub reason: String,
 }
@@ -231,6 +233,15 @@ pub struct Considered {
     pub score: f64,
     /// Why it is out of the question.
     pub denied: Option<Denied>,
+}
+
+impl Choice {
+    /// The same, expected to take so many seconds until the first token.
+    #[must_use]
+    pub fn expecting(self, seconds: f64) -> Self {
+        let expected_ttft = seconds.is_finite().then(|| Duration::from_secs_f64(seconds.max(0.0)));
+        Self { expected_ttft, ..self }
+    }
 }
 
 impl Considered {
@@ -275,6 +286,7 @@ impl Board {
         if choice.plan.is_none() && wanted.plan != first {
             choice.plan = wanted.denied.is_none().then_some(wanted.plan);
             choice.waits_for = None;
+            choice.expected_ttft = None;
             choice.reason = match wanted.denied {
                 None => format!("{} cannot prefill, another does", wanted.plan.decode),
                 Some(denied) => format!(
@@ -441,6 +453,7 @@ impl Choice {
             waits_for: None,
             pause: None,
             keeps_kv: true,
+            expected_ttft: None,
             reason,
         }
     }
@@ -464,6 +477,7 @@ impl Choice {
             waits_for,
             pause: None,
             keeps_kv: true,
+            expected_ttft: None,
             reason,
         }
     }

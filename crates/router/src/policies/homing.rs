@@ -187,9 +187,11 @@ impl Policy for Homing {
                 let stays = away.considered.plan.decode == stay.considered.plan.decode;
                 let what = if stays { "waits no longer for" } else { "leaves" };
                 let reason = format!("{what} home ({}): {}", stay.cost, away.cost);
-                Choice::only(away.considered, others, reason)
+                Choice::only(away.considered, others, reason).expecting(away.cost.first_s)
             }
-            None => Choice::only(stay.considered, others, format!("at home: {}", stay.cost)),
+            None => {
+                Choice::only(stay.considered, others, format!("at home: {}", stay.cost)).expecting(stay.cost.first_s)
+            }
         }
     }
 }
@@ -239,11 +241,13 @@ fn home<'b>(board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
 /// The least plan that is not denied, or the turn waits for any.
 fn least(mut plans: Vec<Priced>, reason: &str) -> Choice {
     plans::rank(&mut plans);
-    let reason = match plans.first() {
-        Some(first) if first.considered.denied.is_none() => format!("{reason}: {}", first.cost),
-        _ => reason.to_owned(),
-    };
-    Choice::best_of(plans.into_iter().map(|plan| plan.considered).collect(), reason)
+    let best = plans.first().filter(|best| best.considered.denied.is_none()).copied();
+    let reason = best.map_or_else(|| reason.to_owned(), |best| format!("{reason}: {}", best.cost));
+    let choice = Choice::best_of(plans.into_iter().map(|plan| plan.considered).collect(), reason);
+    match best {
+        Some(best) => choice.expecting(best.cost.first_s),
+        None => choice,
+    }
 }
 
 #[cfg(test)]

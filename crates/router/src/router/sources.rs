@@ -41,6 +41,7 @@ impl Router {
             denied: None,
         };
         choice.plan = Some(moved);
+        choice.expected_ttft = None;
         choice.considered.insert(0, moved_at);
         choice.reason = format!("{}; {} holds its KV and hands it over", choice.reason, source.id);
         choice

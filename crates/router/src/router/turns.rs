@@ -291,6 +291,7 @@ impl Router {
             expected_cached_tokens,
             keeps_kv: choice.keeps_kv,
             queued: self.now.saturating_since(request.queued_since),
+            expected_ttft: choice.expected_ttft,
             candidates: considered.map(crate::policies::Considered::candidate).collect(),
             reason: choice.reason.clone(),
         };

@@ -5,6 +5,7 @@ mod common;
 mod defects;
 mod determinism;
 mod faults;
+mod forecasts;
 mod physics;
 mod published;
 mod stack;

@@ -247,6 +247,7 @@ fn add_attempt(logs: &mut RunLogs, names: &BTreeMap<u64, String>, attempt: &Valu
         prompt_tokens: small(&decision["prompt_tokens"]),
         expected_cached_tokens: small(&decision["expected_cached_tokens"]),
         queued_s: decision["queued"].as_u64().unwrap_or(0) as f64 / 1e9,
+        expected_ttft_s: decision["expected_ttft"].as_u64().map(|nanos| nanos as f64 / 1e9),
         reason: decision["reason"].as_str().unwrap_or_default().to_owned(),
         candidates: candidates.collect(),
     };

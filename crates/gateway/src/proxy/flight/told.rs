@@ -6,7 +6,7 @@ use crate::error::path_name;
 use crate::expectation::Expectation;
 use crate::prefix::watch::Turned;
 use crate::proxy::client::RouteHeaders;
-use crate::turn_log::TurnLog;
+use crate::turn_log::{Forecast, TurnLog};
 use homing_router::action::Decision;
 use homing_units::{Instant, WorkerId};
 
@@ -33,9 +33,11 @@ impl Flight {
         self.prefix_break = found;
     }
 
-    /// Notes what is expected of the decode worker's cache, to say later why it was otherwise.
-    pub(super) fn expect_cached(&mut self, decision: &Decision) {
+    /// Notes what is expected of the decode worker's cache, to say later why it was otherwise, and of the first token.
+    pub(super) fn expect(&mut self, decision: &Decision) {
         let shell = &self.shell;
+        let first = decision.expected_ttft.filter(|_| decision.attempt == 0);
+        self.forecast = first.map(|expected| (shell.clock.now(), expected));
         self.expectation = Some(Expectation {
             tokens: decision.expected_cached_tokens,
             prompt_tokens: decision.prompt_tokens,
@@ -93,6 +95,13 @@ impl Flight {
             output_tokens: self.output_tokens,
             replans: decision.map_or(0, |decision| decision.attempt),
             ttft: self.first_token.map(since),
+            forecast: self
+                .forecast
+                .zip(self.first_token)
+                .map(|((planned, expected), first_token)| Forecast {
+                    expected,
+                    took: first_token.saturating_since(planned),
+                }),
             latency: since(self.shell.clock.now()),
             client: self.request.session.agent.as_str(),
             prefix_break: self.prefix_break.map(|found| found.kind.as_str()),

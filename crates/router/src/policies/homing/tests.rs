@@ -340,7 +340,10 @@ fn the_terms_are_what_their_derivations_say() {
     let cost = alone(&estimate, place);
     let near = |got: f64, expected: f64| assert!((got - expected).abs() < 1e-9, "{got}, expected {expected}");
     let tail = pairs(5_000, 20_000);
-    near(cost.first_s, speed.prefill_s(5_000.0, tail, 10.0, 200_000.0));
+    near(
+        cost.first_s,
+        speed.front_s + speed.prefill_s(5_000.0, tail, 10.0, 200_000.0),
+    );
     near(cost.own_s, 512.0 * speed.decode_s(11.0, 220_000.0));
     let slower = speed.decode_s(11.0, 220_000.0) - speed.decode_s(10.0, 200_000.0);
     near(

@@ -175,6 +175,7 @@ fn first(considered: Vec<Considered>, reason: impl Into<String>) -> Choice {
         waits_for: None,
         pause: None,
         keeps_kv: true,
+        expected_ttft: None,
         reason,
     }
 }

@@ -2,9 +2,9 @@
 //! prefill of what is lacking.
 //!
 //! ```text
-//! alone        queue + host tokens * reloaded + prefill(lacks)
+//! alone        front + queue + host tokens * reloaded + prefill(lacks)
 //! fetch        fetch_s + setup + tokens that it pulls * moved * (transfers ahead + 1), where the source pulls the history first
-//! with source  queue there + fetch + prefill there(lacks there) + front + setup + tokens lacking here * moved * (transfers ahead + 1)
+//! with source  front there + queue there + fetch + prefill there(lacks there) + front + setup + tokens lacking here * moved * (transfers ahead + 1)
 //! ```
 //!
 //! An engine prefills in order of arrival, so the queue is all that is pending at the place. The prefill of n tokens behind p
@@ -36,7 +36,7 @@ pub(super) fn seconds(
 
 /// Seconds until the prefill begins, after a history that is fetched in so many.
 fn begins_s(place: &Place<'_>, fetch_s: f64) -> f64 {
-    place.queue_s + fetch_s + f64::from(place.worker.host_tokens) * place.speed.reloaded_token_s
+    place.speed.front_s + place.queue_s + fetch_s + f64::from(place.worker.host_tokens) * place.speed.reloaded_token_s
 }
 
 /// Seconds until this source has the whole prompt's KV.
