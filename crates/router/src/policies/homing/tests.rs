@@ -223,6 +223,27 @@ fn a_home_is_left_with_the_kv_when_that_pays() {
     check(DP, alone, Some((Path::Local, None, 0)));
 }
 
+/// What is pulled still needs its last token computed, behind all that is prefilled there.
+#[test]
+fn a_session_is_not_moved_behind_a_long_prefill() {
+    let mut board = board(DP);
+    let turn = later(&mut board, 0, 19_900);
+    behind(&mut board, 1, 60_000);
+    let (config, to) = (HomingConfig::default(), WorkerId(1));
+    let estimate = Estimate::new(&config, &board, &turn, 0.5);
+    let queue_s = estimate.places[1].queue_s;
+    let plans = plans::all(&estimate);
+    let moved = plans
+        .iter()
+        .find(|plan| plan.considered.plan.path == Path::Migrate && plan.considered.plan.decode == to)
+        .expect("its KV could be moved there");
+    assert!(
+        queue_s > 1.0 && moved.cost.first_s > queue_s,
+        "{}, {queue_s} s behind",
+        moved.cost
+    );
+}
+
 #[test]
 fn a_home_without_room_is_waited_for_as_long_as_leaving_costs_more() {
     let full = |waited_ms: u64| {

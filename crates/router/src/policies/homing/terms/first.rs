@@ -4,10 +4,12 @@
 //! ```text
 //! alone        front + queue + host tokens * reloaded + prefill(lacks)
 //! fetch        fetch_s + setup + tokens that it pulls * moved * (transfers ahead + 1), where the source pulls the history first
-//! with source  front there + queue there + fetch + prefill there(lacks there) + front + setup + tokens lacking here * moved * (transfers ahead + 1)
+//! arrives      front there + queue there + fetch + prefill there(lacks there) + setup + tokens lacking here * moved * (transfers ahead + 1)
+//! with source  front + the later of queue and arrives
 //! ```
 //!
-//! An engine prefills in order of arrival, so the queue is all that is pending at the place. The prefill of n tokens behind p
+//! An engine prefills in order of arrival, so the queue is all that is pending at the place. The last token of a prompt whose KV
+//! was pulled is computed there too, and waits for it. The prefill of n tokens behind p
 //! others takes its chunks' steps, in which whoever decodes there decodes on: `Speed::prefill_s`. A transfer shares both NICs
 //! with those ordered before it, which is what waiting for them costs. A failure of the link lately is charged like
 //! the retry that it may cause.
@@ -29,7 +31,8 @@ pub(super) fn seconds(
         None => begins_s(place, 0.0) + work.prefill_s,
         Some(source) => {
             let lacks = estimate.lacks(place);
-            source.prefilled_s + place.speed.front_s + moved_s(estimate, place, source.place.worker.id, lacks)
+            let arrives_s = source.prefilled_s + moved_s(estimate, place, source.place.worker.id, lacks);
+            place.speed.front_s + arrives_s.max(place.queue_s)
         }
     }
 }
