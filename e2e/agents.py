@@ -16,7 +16,7 @@ from clients import Turns, is_appended
 from engines import MODEL
 
 # Several turns on two busy cores, the first with a prompt of thousands of tokens.
-AGENT_TIMEOUT_S = 420
+AGENT_TIMEOUT_S = 1200
 TASK = "Say what is in this folder."
 
 

@@ -6,10 +6,7 @@ A check gets the cluster and `row(what, holds, found)`. Sessions and prompts are
 import threading
 import time
 
-from engines import BLOCK_SIZE, greedy, post, stream
-
-# Deadline of what should follow at once: cores are shared.
-SOON_S = 60
+from engines import BLOCK_SIZE, SOON_S, greedy, post, stream, tokens_at_rest
 
 
 class Session:
@@ -44,10 +41,7 @@ class Turn:
         self.expected = int(headers["x-homing-cached-tokens"])
         self.why = cluster.router.explain(self.request)
         decoded = cluster.engines[self.worker].tokens_since(before[self.worker], len(prompt))
-        # What the others did ended before; their metrics may be a moment behind.
-        time.sleep(0.5)
-        others = {name: engine for name, engine in cluster.engines.items() if name in before}
-        self.took = {name: engine.tokens_since(before[name], 0) for name, engine in others.items()}
+        self.took = tokens_at_rest({name: cluster.engines[name] for name in before}, before)
         self.took[self.worker] = decoded
 
 
@@ -147,7 +141,7 @@ def forget(cluster, name):
     )
 
 
-def settle(cluster, turn, quiet_s=1.0):
+def settle(cluster, turn, quiet_s=2.0):
     """Waits until the events of a turn's worker have been told: what is expected of its cache later is exact."""
     name = 'homing_kv_event_batches_total{worker="%s"}' % turn.worker
     seen, since, deadline = -1, time.monotonic(), time.monotonic() + SOON_S

@@ -7,7 +7,7 @@ answers (streams, tools, usage, typed errors) and that a conversation stays wher
 import json
 import subprocess
 
-from engines import ANSWER_TIMEOUT_S, MODEL
+from engines import ANSWER_TIMEOUT_S, MODEL, START_TIMEOUT_S
 
 # What the random model says to a tool's caller is noise; a schema of few texts lets it make a call that is well-formed and short.
 LOOK = {"type": "object", "properties": {"path": {"type": "string", "enum": ["a.py", "b.py"]}}, "required": ["path"]}
@@ -167,7 +167,7 @@ def bench_serve(cluster, row):
     command += ["--num-prompts", str(count), "--max-concurrency", "4", "--ignore-eos", "--disable-tqdm"]
     command += ["--save-result", "--result-dir", str(cluster.lab.folder), "--result-filename", "bench.json"]
     with open(cluster.lab.folder / "bench.log", "wb") as log:
-        done = subprocess.run(command, stdout=log, stderr=log, timeout=600, env=cluster.engines["p"].environment, check=False)
+        done = subprocess.run(command, stdout=log, stderr=log, timeout=START_TIMEOUT_S, env=cluster.engines["p"].environment, check=False)
     row("it ended well", done.returncode == 0, done.returncode)
     result = json.loads((cluster.lab.folder / "bench.json").read_text())
     row("all requests were served", (result["completed"], result.get("failed", 0)) == (count, 0), result["completed"])

@@ -16,10 +16,13 @@ import time
 import urllib.error
 import urllib.request
 
-# Three engines that start together on two busy cores were seen to take four minutes.
-START_TIMEOUT_S = 600
+# Deadlines say that something hangs, not that it is slow: the cores are shared, and a machine may be three times as slow as
+# where these were seen. Three engines that start together on two busy cores took four minutes.
+START_TIMEOUT_S = 1200
 # NIXL was seen to stall for seconds under load, a prefill of thousands of tokens takes many.
-ANSWER_TIMEOUT_S = 300
+ANSWER_TIMEOUT_S = 900
+# What should follow at once.
+SOON_S = 240
 BLOCK_SIZE = 32
 MODEL = "m"
 # Coding agents open with system prompt and tools of 10,000 tokens and more.
@@ -39,7 +42,7 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def get(url, timeout_s=10):
+def get(url, timeout_s=SOON_S):
     """The body of a page."""
     with urllib.request.urlopen(url, timeout=timeout_s) as answer:
         return answer.read().decode()
@@ -223,9 +226,9 @@ class Engine(Process):
 
     def tokens_since(self, before, prompt_tokens):
         """What came since `before`, once a prompt of so many tokens is counted: metrics come after the answer."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + SOON_S
         while True:
-            since = {source: count - before[source] for source, count in self.tokens().items()}
+            since = difference(before, self.tokens())
             if sum(since.values()) >= prompt_tokens or time.monotonic() > deadline:
                 return since
             time.sleep(0.05)
@@ -234,6 +237,23 @@ class Engine(Process):
         """Drops its cache. Its event comes with the next step, so it is made to take one."""
         post(f"{self.url}/reset_prefix_cache")
         self.complete([5] * 3, 1)
+
+
+def difference(before, now):
+    """Counts that came since, by source."""
+    return {source: count - before[source] for source, count in now.items()}
+
+
+def tokens_at_rest(engines, before):
+    """What came since `before` at each of these engines, once two looks half a second apart agree: what an engine did for
+    a turn of another ended before that one answered, but its metrics may be behind."""
+    deadline, last = time.monotonic() + SOON_S, None
+    while True:
+        found = {name: engine.tokens() for name, engine in engines.items()}
+        if found == last or time.monotonic() > deadline:
+            return {name: difference(before[name], now) for name, now in found.items()}
+        last = found
+        time.sleep(0.5)
 
 
 def greedy(prompt, max_tokens):
@@ -264,14 +284,14 @@ class Router(Process):
         self.config.write_text(config)
 
     def ready(self):
-        self.wait_for(f"{self.url}/ready", 60)
+        self.wait_for(f"{self.url}/ready", SOON_S)
 
     def workers(self):
         """What the router thinks of its workers, by name."""
         page = json.loads(get(f"{self.url}/admin/workers"))
         return {worker["name"]: worker for worker in page["data"]}
 
-    def until(self, what, holds, timeout_s=60):
+    def until(self, what, holds, timeout_s=SOON_S):
         """Waits until the router's view of its workers is as wanted."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -283,7 +303,20 @@ class Router(Process):
             time.sleep(0.2)
 
     def turns(self):
-        """The turns that have ended, as its log has them: fields by name."""
+        """The turns that have ended, as its log has them: fields by name. A turn's line comes after its answer: it is waited
+        for until none is in flight, each that was counted has its line, and a second look finds the same."""
+        deadline, last = time.monotonic() + SOON_S, None
+        while True:
+            in_flight = json.loads(get(f"{self.url}/admin/workers"))["in_flight_requests"]
+            counted, turns = self.metric("homing_requests_total"), self.logged_turns()
+            is_whole = in_flight == 0 and counted == len(turns)
+            if (is_whole and last == len(turns)) or time.monotonic() > deadline:
+                return turns
+            last = len(turns) if is_whole else None
+            time.sleep(0.3)
+
+    def logged_turns(self):
+        """The turns whose line is in its log."""
         lines = self.log.read_text(errors="replace").splitlines()
         fields = (FIELD.findall(line) for line in lines if TURN in line)
         return [{name: quoted or bare for name, quoted, bare in found} for found in fields]

@@ -3,8 +3,7 @@
 Each is a real vLLM. Two more fit into the machine's memory where two of the cluster's have left, so this check is the last.
 """
 
-from checks import SOON_S
-from engines import BLOCK_SIZE, MODEL, Engine, Router, greedy, post
+from engines import BLOCK_SIZE, MODEL, SOON_S, Engine, Router, greedy, post
 
 OTHER = "n"
 

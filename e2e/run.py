@@ -26,8 +26,8 @@ from engines import BLOCK_SIZE, Engine, Lab, Router, end_on_signals
 from gap import Relay
 
 PORT = 21000
-# Four minutes where the cores are free, a quarter of an hour where they are busy.
-DEADLINE_S = 2400
+# Four minutes where the cores are free, a quarter of an hour where they are busy; an hour means that something hangs.
+DEADLINE_S = 3600
 
 # In the order in which they run: the last ones kill and stop engines. With an agent, its name: it may not be installed.
 CHECKS = [
@@ -62,6 +62,11 @@ def configuration(lab, engines):
         # share two cores, so what the router learns of which of them is slower is noise.
         'policy = "homing:append_tokens=1024:local_tokens=256:margin=0.05:margin_s=0:fetch_s=0:speed=h200"',
         "migrate = true",
+        # A loaded engine is slow to answer, and is neither dead nor to be replaced for it: rows say where a turn went.
+        "[router.clocks]",
+        *(f"{name} = {{ secs = 300, nanos = 0 }}" for name in ("prefill_base", "fetch", "first_token_base", "stream_base")),
+        "[clocks]",
+        "probe_timeout = { secs = 20, nanos = 0 }",
     ]
     sources = {"p": engines["p"].events, "d0": f"tcp://127.0.0.1:{PORT + 22}", "d1": f"bind:{engines['d1'].events}"}
     for name, engine in engines.items():

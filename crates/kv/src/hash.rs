@@ -28,13 +28,22 @@ impl fmt::Display for BlockHash {
     }
 }
 
+/// Tokens that a hasher is told of at once.
+const PIECE_TOKENS: usize = 64;
+
 /// The hash of a block of `tokens` that follows `parent` (`None` for the first block of a prompt).
 #[must_use]
 pub fn chain(parent: Option<BlockHash>, tokens: &[u32]) -> BlockHash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&parent.map_or(0, |hash| hash.0).to_le_bytes());
-    for token in tokens {
-        hasher.update(&token.to_le_bytes());
+    // In pieces: a hasher that is told of four bytes at a time spends its time on taking them.
+    let mut piece = [0; 4 * PIECE_TOKENS];
+    for tokens in tokens.chunks(PIECE_TOKENS) {
+        let bytes = &mut piece[..4 * tokens.len()];
+        for (bytes, token) in bytes.chunks_exact_mut(4).zip(tokens) {
+            bytes.copy_from_slice(&token.to_le_bytes());
+        }
+        hasher.update(bytes);
     }
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hasher.finalize().as_bytes()[..16]);

@@ -22,6 +22,15 @@ impl ChatValue {
         Self(items.into_iter().map(|Self(item)| item).collect::<Vec<_>>().into())
     }
 
+    /// The text of a message of one of these roles, where its content is a text.
+    #[must_use]
+    pub fn text_of(&self, roles: &[&str]) -> Option<String> {
+        let role = self.0.get_attr("role").ok()?;
+        let content = self.0.get_attr("content").ok()?;
+        let is_theirs = role.as_str().is_some_and(|role| roles.contains(&role));
+        content.as_str().filter(|_| is_theirs).map(str::to_owned)
+    }
+
     /// Whether it is a message in OpenAI's form as most are: an object with a role, and with a text as its content, or without
     /// content where it is an assistant's.
     #[must_use]
@@ -186,6 +195,23 @@ mod tests {
         check(r#"{"content": "hi"}"#, false);
         check(r#"["role", "content"]"#, false);
         check("null", false);
+    }
+
+    #[test]
+    fn the_text_of_a_role() {
+        let check = |text: &str, expected: Option<&str>| {
+            let message: ChatValue = serde_json::from_str(text).unwrap();
+            assert_eq!(message.text_of(&["system", "developer"]).as_deref(), expected, "{text}");
+        };
+        check(r#"{"role": "system", "content": "be\nbrief"}"#, Some("be\nbrief"));
+        check(r#"{"role": "developer", "content": ""}"#, Some(""));
+        check(r#"{"role": "user", "content": "hi"}"#, None);
+        check(
+            r#"{"role": "system", "content": [{"type": "text", "text": "hi"}]}"#,
+            None,
+        );
+        check(r#"{"content": "hi"}"#, None);
+        check("null", None);
     }
 
     #[test]

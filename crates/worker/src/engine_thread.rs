@@ -22,6 +22,7 @@ use crate::request::Request;
 use crate::transfers::ExportView;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use handle::Reply;
 use homing_engine::api::{ExportEnd, ImportError, Reject, Transfer};
 use homing_kv::BlockHash;
 use homing_units::{BootEpoch, Duration, Instant, RequestId};
@@ -171,7 +172,7 @@ impl EngineThread {
             latencies: Latencies::default(),
             step_ends: None,
             started: std::time::Instant::now(),
-            cleared: Vec::new(),
+            answers: Vec::new(),
             stopping: false,
         };
         while !turn.stopping {
@@ -196,8 +197,8 @@ struct Turn<B, O> {
     /// When the step that was run counts as done.
     step_ends: Option<Instant>,
     started: std::time::Instant,
-    /// Who waits for the cache to be cleared.
-    cleared: Vec<oneshot::Sender<()>>,
+    /// What is to be answered once the figures say it: at most one for each command of a turn.
+    answers: Vec<Reply>,
     stopping: bool,
 }
 
@@ -244,10 +245,7 @@ impl<B: Backend, O: Outside> Turn<B, O> {
                 self.outside.publish(changes);
             }
             status.store(Arc::new(self.status()));
-            for reply in self.cleared.drain(..) {
-                // A caller that does not wait any more needs no answer.
-                let _ = reply.send(());
-            }
+            self.answers.drain(..).for_each(Reply::send);
             if effects.is_empty() {
                 return;
             }
@@ -308,14 +306,14 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             Command::AckExport { id, reply } => {
                 let held = self.executor.export(id).is_some();
                 self.executor.export_ack(now, id);
-                let _ = reply.send(held);
+                self.answers.push(Reply::OfExport(reply, held));
             }
             Command::ReleaseExport { name, reply, .. } => {
                 let id = self.names.find(&name);
                 if let Some(id) = id {
                     self.executor.abort(now, id);
                 }
-                let _ = reply.send(id.is_some());
+                self.answers.push(Reply::OfExport(reply, id.is_some()));
             }
             Command::WriteImport {
                 id,
@@ -335,7 +333,7 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             }
             Command::ClearCache { reply, .. } => {
                 self.executor.clear_cache(now);
-                self.cleared.push(reply);
+                self.answers.push(Reply::Cleared(reply));
             }
             Command::Stop => self.stopping = true,
         }

@@ -11,6 +11,9 @@ use homing_units::{RequestId, Rng};
 use homing_wire::transfer_params::prompt_hash;
 use std::sync::Arc;
 
+/// Output tokens for which there is room from the start, at most: few outputs are longer.
+const OUTPUT_ROOM: usize = 4_096;
+
 /// A request with its tokens.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -108,8 +111,12 @@ impl RequestState {
     /// A request that has no output yet.
     #[must_use]
     pub fn new(request: Request, block_size: u32, tokenizer: &Tokenizer) -> Self {
+        // Room for the output, too: to double that of a long prompt for its first token would waste as much again.
+        let output = OUTPUT_ROOM.min(request.max_output_tokens as usize);
+        let mut sequence = Vec::with_capacity(request.tokens.len() + output);
+        sequence.extend_from_slice(&request.tokens);
         Self {
-            sequence: request.tokens.to_vec(),
+            sequence,
             tip: request.prompt.tip(),
             source: if matches!(request.transfer, Transfer::Import { .. }) {
                 Source::Offered

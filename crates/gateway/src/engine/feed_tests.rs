@@ -8,7 +8,7 @@ use homing_wire::kv_events::{BlockStored, CacheEvent, Replay};
 use std::sync::Mutex;
 use zeromq::{PubSocket, RouterSocket, SocketSend};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An engine's two event sockets; what it replays is what a test puts in.
 struct Publisher {

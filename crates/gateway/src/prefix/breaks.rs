@@ -161,7 +161,7 @@ mod tests {
     fn fresh(tools: &Value, messages: &Value) -> (Fresh, Prompt) {
         let body = json!({"tools": tools, "messages": messages}).to_string();
         let body = Body::parse(&body.into()).unwrap();
-        let fresh = Fresh::of_chat(&body, &elements(body.get("messages")));
+        let fresh = Fresh::of_chat(&body, &elements(body.get("messages")), None);
         let rendered = format!("{tools}{messages}");
         let tokens: Vec<u32> = rendered.trim_end_matches(']').chars().map(u32::from).collect();
         (fresh, Prompt::of_tokens(&tokens, BLOCK))

@@ -11,6 +11,9 @@ use std::borrow::Cow;
 /// Lines of a system prompt that are told apart; what follows counts as one.
 const LINES_MAX: usize = 4_096;
 
+/// Who speaks for the system.
+pub(crate) const SYSTEM_ROLES: [&str; 2] = ["system", "developer"];
+
 /// A request in digests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outline {
@@ -50,9 +53,11 @@ struct Part {
 }
 
 impl Fresh {
-    /// Of a request to `/v1/chat/completions` with these messages; of any other without.
-    pub(crate) fn of_chat(body: &Body, messages: &[Bytes]) -> Self {
-        let system_text = messages.first().and_then(system_text).unwrap_or_default();
+    /// Of a request to `/v1/chat/completions` with these messages; of any other without. `system_text` is that of the first
+    /// message, empty where it is not the system's, if somebody has read it already.
+    pub(crate) fn of_chat(body: &Body, messages: &[Bytes], system_text: Option<String>) -> Self {
+        let read = || messages.first().and_then(text_of_system).unwrap_or_default();
+        let system_text = system_text.unwrap_or_else(read);
         let outline = Outline {
             tools: elements(body.get("tools")).iter().map(|tool| digest(tool)).collect(),
             system: system_text
@@ -76,9 +81,9 @@ pub(super) fn elements(list: Option<&Bytes>) -> Vec<Bytes> {
 }
 
 /// The text of a message of the system.
-fn system_text(message: &Bytes) -> Option<String> {
+fn text_of_system(message: &Bytes) -> Option<String> {
     let message: Message<'_> = serde_json::from_slice(message).ok()?;
-    if !matches!(message.role.as_ref(), "system" | "developer") {
+    if !SYSTEM_ROLES.contains(&message.role.as_ref()) {
         return None;
     }
     let content = message.content?.get();

@@ -261,7 +261,7 @@ mod tests {
     fn fresh(messages: &Value) -> (Fresh, Prompt) {
         let body = json!({"messages": messages, "tools": [{"name": "t"}]}).to_string();
         let body = Body::parse(&body.into()).unwrap();
-        let fresh = Fresh::of_chat(&body, &elements(body.get("messages")));
+        let fresh = Fresh::of_chat(&body, &elements(body.get("messages")), None);
         let rendered = messages.to_string();
         let tokens: Vec<u32> = rendered.trim_end_matches(']').chars().map(u32::from).collect();
         (fresh, Prompt::of_tokens(&tokens, 4))

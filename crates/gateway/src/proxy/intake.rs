@@ -7,7 +7,7 @@ use super::legs::{Endpoint, LegPrompt};
 use super::session::{SessionName, session_of};
 use crate::error::Rejection;
 use crate::prefix::canonical::Canonical;
-use crate::prefix::outline::Fresh;
+use crate::prefix::outline::{Fresh, SYSTEM_ROLES};
 use crate::shell::Shell;
 use crate::tails::{OPENING_TOKENS, Tails};
 use crate::tokenise::{Text, Words, encode, unix_seconds};
@@ -378,6 +378,7 @@ fn parse(
         params,
         text,
         messages,
+        system_text,
         values,
     } = asked(dialect.endpoint(), &body, words.is_some())?;
     let encoded = match (&text, words) {
@@ -387,7 +388,7 @@ fn parse(
     };
     let tokenised = encoded.map(|encoded| Tokenised::new(encoded, comparison)).transpose()?;
     Ok(Parsed {
-        fresh: Fresh::of_chat(&body, &messages),
+        fresh: Fresh::of_chat(&body, &messages, system_text),
         original: original.filter(|_| params.stream),
         body,
         echo,
@@ -404,6 +405,8 @@ struct Asked {
     text: Text,
     /// The messages of a conversation, as slices of it.
     messages: Vec<Bytes>,
+    /// The text of the first of them, empty where it is not the system's; `None` where that has not been read.
+    system_text: Option<String>,
     /// The same as a template sees them, where it is rendered here.
     values: Option<ChatValue>,
 }
@@ -411,17 +414,20 @@ struct Asked {
 fn asked(endpoint: Endpoint, body: &Body, is_rendered: bool) -> Result<Asked, ApiError> {
     match endpoint {
         Endpoint::Chat => {
-            let (params, messages, values) = if is_rendered {
+            let (params, messages, system_text, values) = if is_rendered {
                 let (params, messages, values) = ChatRequest::read(body, ChatValue::is_plain_message)?;
-                (params, messages, Some(ChatValue::list(values)))
+                let first = values.first().filter(|first| first.is_plain_message());
+                let system_text = first.map(|first| first.text_of(&SYSTEM_ROLES).unwrap_or_default());
+                (params, messages, system_text, Some(ChatValue::list(values)))
             } else {
                 let (params, messages) = ChatRequest::check(body)?;
-                (params, messages, None)
+                (params, messages, None, None)
             };
             Ok(Asked {
                 params,
                 text: Text::Chat(body.clone()),
                 messages,
+                system_text,
                 values,
             })
         }
@@ -438,6 +444,7 @@ fn asked(endpoint: Endpoint, body: &Body, is_rendered: bool) -> Result<Asked, Ap
                 params: request.params,
                 text,
                 messages: Vec::new(),
+                system_text: None,
                 values: None,
             })
         }

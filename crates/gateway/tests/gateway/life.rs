@@ -31,7 +31,7 @@ async fn a_shutdown_lets_requests_end_and_tells_those_that_do_not() {
 
 #[tokio::test]
 async fn a_shutdown_waits_for_an_answer_that_ends_in_time() {
-    let cluster = Cluster::start(&[Role::Both]).await;
+    let cluster = Cluster::start_with(&[Role::Both], |config| config.clocks.drain = PATIENCE).await;
     cluster.engines[0].hold();
     cluster.engines[0].release(1);
     let mut events = cluster
@@ -53,8 +53,7 @@ async fn send_raw(address: SocketAddr, bytes: &str) -> TcpStream {
 
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_requests_that_have_not_come_in() {
-    let drain = Duration::from_secs(5);
-    let cluster = Cluster::start_with(&[Role::Both], |config| config.clocks.drain = drain).await;
+    let cluster = Cluster::start_with(&[Role::Both], |config| config.clocks.drain = PATIENCE).await;
     let address = cluster.gateway.local_addr();
     let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\n{";
     let mut sockets = Vec::new();
@@ -75,7 +74,7 @@ async fn a_shutdown_does_not_wait_for_requests_that_have_not_come_in() {
     let began = Instant::now();
     cluster.gateway.shutdown().await;
     let took = began.elapsed();
-    assert!(took < drain / 2, "it took {took:?}");
+    assert!(took < PATIENCE / 2, "it took {took:?}");
     for mut socket in sockets {
         let mut rest = Vec::new();
         let closed = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut rest)).await;

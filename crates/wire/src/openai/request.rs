@@ -427,6 +427,33 @@ fn stop_strings(body: &Body) -> Result<Vec<String>, ApiError> {
 }
 
 fn prompt(body: &Body) -> Result<PromptInput, ApiError> {
+    let prompt = match plain_prompt(body) {
+        Some(prompt) => prompt,
+        None => prompt_of_any_shape(body)?,
+    };
+    match &prompt {
+        PromptInput::Text(text) if text.is_empty() => {
+            Err(invalid("prompt", "`prompt` is empty, expected a token or more"))
+        }
+        PromptInput::Ids(ids) if ids.is_empty() => {
+            Err(invalid("prompt", "`prompt` is empty, expected a token or more"))
+        }
+        PromptInput::Text(_) | PromptInput::Ids(_) => Ok(prompt),
+    }
+}
+
+/// A prompt that is a text or a list of token ids, as nearly all are, read straight into what it is: who tries one shape after the
+/// other keeps 32 bytes for each number meanwhile, twice.
+fn plain_prompt(body: &Body) -> Option<PromptInput> {
+    let text = body.get("prompt")?;
+    match text.first()? {
+        b'"' => serde_json::from_slice(text).ok().map(PromptInput::Text),
+        b'[' => serde_json::from_slice(text).ok().map(PromptInput::Ids),
+        _ => None,
+    }
+}
+
+fn prompt_of_any_shape(body: &Body) -> Result<PromptInput, ApiError> {
     const EXPECTED: &str = "a string, a list of token ids, or a list of one of these";
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -437,25 +464,14 @@ fn prompt(body: &Body) -> Result<PromptInput, ApiError> {
     let shape = body
         .read::<Shape>("prompt", EXPECTED)?
         .ok_or_else(|| invalid("prompt", format!("`prompt` is missing, expected {EXPECTED}")))?;
-    let prompt = match shape {
-        Shape::One(prompt) => prompt,
-        Shape::Many(mut prompts) if prompts.len() == 1 => prompts.remove(0),
+    match shape {
+        Shape::One(prompt) => Ok(prompt),
+        Shape::Many(mut prompts) if prompts.len() == 1 => Ok(prompts.remove(0)),
         Shape::Many(prompts) => {
             let count = prompts.len();
-            return Err(invalid(
-                "prompt",
-                format!("`prompt` is a list of `{count}` prompts, expected one a request"),
-            ));
+            let message = format!("`prompt` is a list of `{count}` prompts, expected one a request");
+            Err(invalid("prompt", message))
         }
-    };
-    match &prompt {
-        PromptInput::Text(text) if text.is_empty() => {
-            Err(invalid("prompt", "`prompt` is empty, expected a token or more"))
-        }
-        PromptInput::Ids(ids) if ids.is_empty() => {
-            Err(invalid("prompt", "`prompt` is empty, expected a token or more"))
-        }
-        PromptInput::Text(_) | PromptInput::Ids(_) => Ok(prompt),
     }
 }
 

@@ -269,3 +269,21 @@ impl Drop for RequestStream {
         }
     }
 }
+
+/// An answer that waits until the figures say what it says: whoever gets it may look at them at once.
+pub(super) enum Reply {
+    /// The cache is cleared.
+    Cleared(oneshot::Sender<()>),
+    /// Whether there was an export that ended.
+    OfExport(oneshot::Sender<bool>, bool),
+}
+
+impl Reply {
+    pub(super) fn send(self) {
+        // A caller that does not wait any more needs no answer.
+        match self {
+            Self::Cleared(reply) => drop(reply.send(())),
+            Self::OfExport(reply, was_there) => drop(reply.send(was_there)),
+        }
+    }
+}

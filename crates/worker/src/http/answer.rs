@@ -123,7 +123,8 @@ impl Form {
     /// A chunk that adds a token; the `first` one opens the answer. `so_far` is the usage where each chunk has it.
     pub fn chunk(&self, token: TokenOut, first: bool, so_far: Option<Usage>) -> Bytes {
         let token_ids = self.return_token_ids.then(|| vec![token.token]);
-        let prompt = self.prompt_token_ids().filter(|_| first);
+        // Not copied for each token: a prompt is long.
+        let prompt = first.then(|| self.prompt_token_ids()).flatten();
         match self.dialect {
             Dialect::Completion => {
                 let choice = CompletionChoice {

@@ -22,7 +22,7 @@ pub(crate) const COMPLETIONS: &str = "/v1/completions";
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 
 /// The longest that anything here may take, on the busiest machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// One model for all tests.
 static TINY: LazyLock<Arc<Model>> = LazyLock::new(|| Arc::new(Model::tiny(TINY_SEED)));
@@ -35,6 +35,9 @@ pub fn tiny(name: &str, blocks: u32) -> WorkerConfig {
         kv_tokens: Some(blocks * 16),
         limits: Limits {
             max_batch_tokens: Some(64),
+            // No test that looks at what is held waits for it: a hundred pulls of one export take a busy machine long.
+            export_lease: 10 * PATIENCE,
+            import_timeout: 10 * PATIENCE,
             ..Limits::default()
         },
         ..WorkerConfig::default()
