@@ -48,6 +48,8 @@ pub struct HomingConfig {
     pub margin: f64,
     /// Coming turns of a session that count, at most, however many it is expected to have: it may move again later.
     pub future_turns: f64,
+    /// Of these, so many count for the company that they will have: it changes faster than what a pool is wanted for.
+    pub crowd_turns: f64,
     /// A turn whose history is nowhere waits so many seconds at most for a pool with room for it.
     pub pace_s: f64,
     /// A pool has room as long as so many times its size is wanted.
@@ -81,6 +83,7 @@ impl Default for HomingConfig {
             margin_s: 0.05,
             margin: 0.2,
             future_turns: 10.0,
+            crowd_turns: 1.0,
             pace_s: 200.0,
             fill: 0.9,
             // Over one, because sessions that wait come back later. By `gen:swe52` with pools of 40K to 92K tokens and gaps by 1, 3 and
@@ -106,6 +109,7 @@ impl HomingConfig {
             margin_s: parameters.number("margin_s", default.margin_s)?,
             margin: parameters.number("margin", default.margin)?,
             future_turns: parameters.number("future_turns", default.future_turns)?,
+            crowd_turns: parameters.number("crowd_turns", default.crowd_turns)?,
             pace_s: parameters.number("pace_s", default.pace_s)?,
             fill: parameters.positive("fill", default.fill)?,
             afford: parameters.number("afford", default.afford)?,

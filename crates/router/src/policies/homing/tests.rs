@@ -74,7 +74,7 @@ fn what_a_worker_holds_is_appended_there() {
     check(DP, |board| later(board, 2, 19_000), Some((Path::Append, None, 2)));
     // Others that are idle draw nobody away.
     let company = |board: &mut Board| {
-        busy(board, 2, 3);
+        busy(board, 2, 1);
         later(board, 2, 19_000)
     };
     check(DP, company, Some((Path::Append, None, 2)));
@@ -213,7 +213,7 @@ fn a_home_is_left_with_the_kv_when_that_pays() {
             }
         }
     };
-    check(DP, crowded(6), Some((Path::Append, None, 2)));
+    check(DP, crowded(3), Some((Path::Append, None, 2)));
     let reason = check(DP, crowded(60), Some((Path::Migrate, Some(2), 0)));
     assert!(reason.starts_with("leaves home"), "{reason}");
     let alone = |board: &mut Board| TurnView {
