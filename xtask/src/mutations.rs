@@ -35,12 +35,12 @@ struct Mutation {
 /// Which mutations.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only those whose names have this in them.
+    /// Only those whose names have this in them; may be given more than once.
     #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
+    only: Vec<String>,
 }
 
-const MUTATIONS: [Mutation; 18] = [
+const MUTATIONS: [Mutation; 19] = [
     Mutation {
         name: "a request that ends keeps its booking",
         file: "crates/router/src/router/legs.rs",
@@ -117,7 +117,10 @@ const MUTATIONS: [Mutation; 18] = [
         file: "crates/router/src/admission.rs",
         from: "self.seeds >= limits.seeds_per_decode",
         to: "self.seeds == u32::MAX",
-        found: Found::Test("homing-router", "admission::"),
+        found: Found::Test(
+            "homing-router",
+            "seeds_above_a_decode_workers_budget_wait_in_the_router",
+        ),
     },
     Mutation {
         name: "pauses without jitter",
@@ -131,7 +134,14 @@ const MUTATIONS: [Mutation; 18] = [
         file: "crates/kv/src/index.rs",
         from: "            1.0 / self.owners.len() as f64",
         to: "            1.0",
-        found: Found::Test("homing-kv", "index::"),
+        found: Found::Test("homing-kv", "only_what_the_family_owns_pulls"),
+    },
+    Mutation {
+        name: "boilerplate draws new sessions to where it lies",
+        file: "crates/router/src/policies/homing/estimate.rs",
+        from: "        if self.turn.new_family {\n            self.turn.prompt_tokens\n        } else {",
+        to: "        if self.turn.new_family && place.worker.held_tokens() == 0 {\n            self.turn.prompt_tokens\n        } else {",
+        found: Found::Drill("cold-decode"),
     },
     Mutation {
         name: "an epoch that is over is taken for a new one",
@@ -170,7 +180,7 @@ const MUTATIONS: [Mutation; 18] = [
     },
 ];
 
-/// Tries all mutations; an error names those that nobody noticed.
+/// Tries the mutations; an error names those that nobody noticed or that could not be tried.
 pub fn run(args: &Args) -> Result<()> {
     let tree = shell::root().join("target").join("mutations");
     let _gone = shell::succeeds("git", &["worktree", "remove", "--force", &tree.display().to_string()]);
@@ -178,17 +188,23 @@ pub fn run(args: &Args) -> Result<()> {
         "git",
         &["worktree", "add", "--detach", &tree.display().to_string(), "HEAD"],
     )?;
-    let only = args.only.as_deref().unwrap_or_default();
+    let wanted = |mutation: &&Mutation| {
+        args.only.is_empty() || args.only.iter().any(|text| mutation.name.contains(text.as_str()))
+    };
     let mut unnoticed = Vec::new();
-    for mutation in MUTATIONS.iter().filter(|mutation| mutation.name.contains(only)) {
-        let noticed = try_one(&tree, mutation).with_context(|| mutation.name)?;
-        println!(
-            "{} {}: {}",
-            if noticed { "found" } else { "MISSED" },
-            mutation.name,
-            mutation.found.describe()
-        );
-        if !noticed {
+    for mutation in MUTATIONS.iter().filter(wanted) {
+        let noticed = try_one(&tree, mutation);
+        let verdict = match &noticed {
+            Ok(true) => "found",
+            Ok(false) => "MISSED",
+            Err(_) => "UNKNOWN",
+        };
+        println!("{verdict} {}: {}", mutation.name, mutation.found.describe());
+        // One that cannot be tried keeps the others from nothing.
+        if let Err(error) = &noticed {
+            println!("    {error:#}");
+        }
+        if !noticed.unwrap_or(false) {
             unnoticed.push(mutation.name);
         }
     }
@@ -197,6 +213,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Whether what is named beside a mutation notices it.
 fn try_one(tree: &Path, mutation: &Mutation) -> Result<bool> {
     let file = tree.join(mutation.file);
     let whole = fs::read_to_string(&file)?;

@@ -12,7 +12,7 @@ use crate::telemetry::Telemetry;
 use homing_router::action::{Action, Decision, Dispatch, RouteError, WorkerState};
 use homing_router::event::{Event, LegId, Turn};
 use homing_router::{Explanation, Router, SessionView, WorkerStatus};
-use homing_units::{Duration, RequestId, WorkerId};
+use homing_units::{Duration, Instant, RequestId, WorkerId};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -50,6 +50,7 @@ pub(crate) enum Question {
     Sessions(oneshot::Sender<Vec<SessionView>>),
     Decisions(oneshot::Sender<Vec<Decision>>),
     Explain(RequestId, oneshot::Sender<Option<Explanation>>),
+    Requests(oneshot::Sender<Vec<Explanation>>),
     Summary(oneshot::Sender<Summary>),
 }
 
@@ -63,6 +64,8 @@ pub(crate) struct Summary {
     pub(crate) flights: usize,
     /// Sessions that are remembered.
     pub(crate) sessions: usize,
+    /// The time on the core's clock.
+    pub(crate) now: Instant,
 }
 
 impl Summary {
@@ -252,11 +255,13 @@ impl CoreTask {
             Question::Explain(request, asker) => {
                 drop(asker.send(self.router.explain(request)));
             }
+            Question::Requests(asker) => drop(asker.send(self.router.view_requests())),
             Question::Summary(asker) => drop(asker.send(Summary {
                 workers: self.router.view_workers(),
                 queued: self.router.queue_length(),
                 sessions: self.router.session_count(),
                 flights: self.flights.len(),
+                now: self.clock.now(),
             })),
         }
     }

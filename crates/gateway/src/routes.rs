@@ -60,6 +60,7 @@ pub(crate) fn routes(shell: Arc<Shell>, body_bytes: usize) -> Router {
         .route("/admin/sessions", get(sessions))
         .route("/admin/workers", get(workers))
         .route("/admin/decisions", get(decisions))
+        .route("/admin/requests", get(requests))
         .route("/admin/explain/{request}", get(explain))
         .merge(messages::routes(&shell))
         .fallback(no_such_path)
@@ -352,12 +353,19 @@ async fn workers(State(shell): Shared) -> Result<Response, Rejection> {
         "block_size": shell.block_size,
         "queued_requests": summary.queued,
         "in_flight_requests": summary.flights,
+        "now": summary.now,
     });
     Ok(Json(body).into_response())
 }
 
 async fn decisions(State(shell): Shared) -> Result<Response, Rejection> {
     let data = shell.core.ask(Question::Decisions).await.ok_or_else(core_gone)?;
+    Ok(Json(Listed { data }).into_response())
+}
+
+/// The last requests, each as [`explain`] has one, the oldest first.
+async fn requests(State(shell): Shared) -> Result<Response, Rejection> {
+    let data = shell.core.ask(Question::Requests).await.ok_or_else(core_gone)?;
     Ok(Json(Listed { data }).into_response())
 }
 

@@ -6,7 +6,7 @@
 use crate::action::WorkerState;
 use crate::event::{HealthReport, LoadReport, WorkerInfo};
 use crate::feed::Feed;
-use crate::learning::{StepFit, Work};
+use crate::learning::{Likeness, StepFit, Work};
 use crate::router::Prefilled;
 use crate::speed::Speed;
 use homing_units::{BootEpoch, Duration, Instant, WorkerId};
@@ -54,6 +54,8 @@ pub(crate) struct Worker {
     pub(crate) recent_ttft_s: Option<f64>,
     /// How fast it is, as far as it has shown: see [`Fleet::speed`].
     pub(crate) steps: StepFit,
+    /// Whether it has shown that it is not like the others.
+    likeness: Likeness,
     /// Prefill that it was ever sent.
     pub(crate) prefilled: Prefilled,
     /// Since when it has been at work on the first of the prefill that is pending there, where there is any.
@@ -64,6 +66,8 @@ pub(crate) struct Worker {
     on_trial: bool,
     past_epochs: VecDeque<BootEpoch>,
     announced: Option<WorkerState>,
+    /// When that was.
+    pub(crate) announced_at: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,11 +125,14 @@ impl Fleet {
     /// The worker is known by this from now on, and by nothing that was known before but what was announced.
     pub(crate) fn join(&mut self, info: WorkerInfo) {
         let id = info.id;
-        let announced = self.get(id).and_then(|worker| worker.announced);
+        let (announced, announced_at) = self
+            .get(id)
+            .map_or((None, Instant::ZERO), |worker| (worker.announced, worker.announced_at));
         self.workers.insert(
             id,
             Worker {
                 announced,
+                announced_at,
                 ..Worker::new(info)
             },
         );
@@ -133,10 +140,10 @@ impl Fleet {
 
     /// How fast a worker is, as far as that is known.
     pub(crate) fn speed(&self, worker: &Worker) -> Speed {
-        if worker.steps.seen() == 0 {
-            self.usual.speed()
-        } else {
+        if worker.likeness.is_unlike() {
             worker.steps.speed()
+        } else {
+            self.usual.speed()
         }
     }
 
@@ -147,6 +154,10 @@ impl Fleet {
         };
         if worker.steps.seen() == 0 {
             worker.steps = StepFit::like(&self.usual);
+        }
+        let errors = worker.steps.error(work, seconds).zip(self.usual.error(work, seconds));
+        if let Some((own, fellows)) = errors {
+            worker.likeness.learn(own, fellows);
         }
         worker.steps.learn(work, seconds);
         self.usual.learn(work, seconds);
@@ -181,6 +192,7 @@ impl Worker {
             assigned_requests: 0,
             recent_ttft_s: None,
             steps: StepFit::new(Speed::default()),
+            likeness: Likeness::default(),
             prefilled: Prefilled::default(),
             prefilling_since: Instant::ZERO,
             liveness: Liveness::Alive,
@@ -188,6 +200,7 @@ impl Worker {
             on_trial: false,
             past_epochs: VecDeque::new(),
             announced: None,
+            announced_at: Instant::ZERO,
         }
     }
 
@@ -225,9 +238,13 @@ impl Worker {
     }
 
     /// Its state, where that was not announced yet.
-    pub(crate) fn announce(&mut self) -> Option<WorkerState> {
+    pub(crate) fn announce(&mut self, now: Instant) -> Option<WorkerState> {
         let state = self.state();
-        (self.announced.replace(state) != Some(state)).then_some(state)
+        if self.announced.replace(state) == Some(state) {
+            return None;
+        }
+        self.announced_at = now;
+        Some(state)
     }
 
     /// Places the epoch of a message among the worker's lives, and begins the new life if it is one.
@@ -375,10 +392,12 @@ mod tests {
     #[test]
     fn a_state_is_announced_once() {
         let mut worker = worker(1);
-        assert_eq!(worker.announce(), Some(WorkerState::Exact));
-        assert_eq!(worker.announce(), None);
+        let at = Instant::from_nanos;
+        assert_eq!(worker.announce(at(1)), Some(WorkerState::Exact));
+        assert_eq!((worker.announce(at(2)), worker.announced_at), (None, at(1)));
         worker.doubt();
-        assert_eq!(worker.announce(), Some(WorkerState::Suspect));
+        assert_eq!(worker.announce(at(3)), Some(WorkerState::Suspect));
+        assert_eq!(worker.announced_at, at(3));
     }
 
     #[test]

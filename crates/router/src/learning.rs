@@ -4,7 +4,9 @@
 //! recording learns the same again.
 
 mod gaps;
+mod likeness;
 mod steps;
 
 pub(crate) use gaps::Gaps;
+pub(crate) use likeness::Likeness;
 pub(crate) use steps::{StepFit, Work};

@@ -32,7 +32,7 @@ use crate::feed::FeedLimits;
 use crate::fleet::Fleet;
 use crate::handoff::{Phase, Request};
 use crate::links::Links;
-use crate::policies::{Habits, Policy};
+use crate::policies::{Admission, Habits, Policy};
 use crate::queue::WaitQueue;
 use crate::residency::Residency;
 use crate::sessions::{SessionLimits, Sessions};
@@ -238,11 +238,21 @@ impl Router {
             self.requests.len() <= self.config.limits.requests,
             "requests are bounded"
         );
+        let budget = self.config.limits.seeds_per_decode;
+        for worker in self.fleet.iter().filter(|_| self.habits.admission == Admission::Ledger) {
+            let seeds = self.ledger.account(worker.info.id).seeds;
+            assert!(
+                seeds <= budget,
+                "{}: {seeds} seeds are pending, {budget} may be",
+                worker.info.id
+            );
+        }
     }
 
     /// Announces a worker's state where it has changed; those that wait may look again then.
     fn announce(&mut self, worker: WorkerId) {
-        if let Some(state) = self.fleet.get_mut(worker).and_then(crate::fleet::Worker::announce) {
+        let now = self.now;
+        if let Some(state) = self.fleet.get_mut(worker).and_then(|worker| worker.announce(now)) {
             self.actions.push_back(Action::WorkerState { worker, state });
             self.queue.free_all();
         }

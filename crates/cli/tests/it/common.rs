@@ -101,22 +101,7 @@ impl Up {
 
     /// Posts a body and waits for the whole answer.
     pub async fn post(&self, path: &str, session: Option<&str>, body: &Value) -> Answer {
-        let mut request = Request::post(format!("{}{path}", self.url)).header("content-type", "application/json");
-        if let Some(session) = session {
-            request = request.header("x-homing-session", session);
-        }
-        let request = request
-            .body(Full::new(Bytes::from(body.to_string())))
-            .expect("a request");
-        let response = client().request(request).await.expect("the router answers");
-        let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        let body = response
-            .into_body()
-            .collect()
-            .await
-            .map(|body| body.to_bytes())
-            .unwrap_or_default();
-        Answer { status, headers, body }
+        post(&format!("{}{path}", self.url), session, body).await
     }
 
     /// The process id of the worker with this name, found by its command line.
@@ -210,6 +195,26 @@ pub fn chat(messages: &Value, max_tokens: u32) -> Value {
         "model": "tiny", "messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
         "stream": true, "stream_options": {"include_usage": true},
     })
+}
+
+/// Posts a body and waits for the whole answer.
+pub async fn post(url: &str, session: Option<&str>, body: &Value) -> Answer {
+    let mut request = Request::post(url).header("content-type", "application/json");
+    if let Some(session) = session {
+        request = request.header("x-homing-session", session);
+    }
+    let request = request
+        .body(Full::new(Bytes::from(body.to_string())))
+        .expect("a request");
+    let response = client().request(request).await.expect("the server answers");
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let body = response
+        .into_body()
+        .collect()
+        .await
+        .map(|body| body.to_bytes())
+        .unwrap_or_default();
+    Answer { status, headers, body }
 }
 
 /// Status and body of a page.

@@ -3,6 +3,7 @@
 mod common;
 mod compare;
 mod doctor;
+mod doctor_live;
 mod endings;
 mod simulate;
 mod trace;

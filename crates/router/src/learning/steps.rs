@@ -208,19 +208,23 @@ impl StepFit {
         libm::sqrt(self.usual_error)
     }
 
-    /// This work took so many seconds.
-    pub(crate) fn learn(&mut self, work: &Work, seconds: f64) {
-        let figures = figures(&self.built_in);
-        let counts = work.counts();
+    /// By what share of what was measured its prediction for this work errs; `None` where nothing was done or it took no time.
+    pub(crate) fn error(&self, work: &Work, seconds: f64) -> Option<f64> {
+        let (figures, counts) = (figures(&self.built_in), work.counts());
         let predicted: f64 = (0..FIGURES)
             .map(|index| counts[index] * figures[index] * self.ratios[index])
             .sum();
-        if seconds <= 0.0 || predicted <= 0.0 {
+        (seconds > 0.0 && predicted > 0.0).then(|| 1.0 - predicted / seconds)
+    }
+
+    /// This work took so many seconds.
+    pub(crate) fn learn(&mut self, work: &Work, seconds: f64) {
+        let Some(error) = self.error(work, seconds) else {
             return;
-        }
+        };
+        let (figures, counts) = (figures(&self.built_in), work.counts());
         // Relative to what was measured, so that all durations weigh the same.
         let row: [f64; FIGURES] = std::array::from_fn(|index| counts[index] * figures[index] / seconds);
-        let error = 1.0 - predicted / seconds;
         let bound = HUBER * libm::sqrt(self.usual_error);
         let pull = error.clamp(-bound, bound);
         self.step(&row, pull);

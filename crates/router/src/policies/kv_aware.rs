@@ -15,9 +15,7 @@
 //!                       and  uncached tail <= direct_max
 //!                       and  usage_after = (pool tokens in use + tail + expected output) / pool tokens <= rho
 //! else the next prefill worker in turn prefills the whole prompt, and D pulls it
-//! pause before either, with backpressure=on (report §3, of D's last figures):
-//!   retracted > 0: 1500 ms;  usage_after >= 0.90: max(200, min(2000, overshoot * 5)) ms;
-//!   transfer queue >= 8: min(2000, 100 * depth) ms;  at most max_pause
+//! pause before either, with backpressure=on (report §3, of D's last figures) or drain (ours), at most max_pause: kv_aware/pause.rs
 //! ```
 //!
 //! | parameter | default | from |
@@ -31,7 +29,7 @@
 //! | `direct_max` | 8,192 tokens | taxonomy §3.4, `kvcache-direct-max-uncached-tokens` |
 //! | `request_timeout` | 0 (off) | taxonomy §1.4: 180 or 300 seconds |
 //! | `rho` | 0.95 | taxonomy §1.3 |
-//! | `backpressure` | `off` | report §3, `enable-backpressure` |
+//! | `backpressure` | `off` | report §3, `enable-backpressure` (`on`); `drain` is what we would have done |
 //! | `max_pause` | 2 s | report §3, `backpressure-max-pause-s` |
 //! | `prefill` | `round-robin` | report §5; `healthy` is the repair that it proposes |
 //! | `affinity` | `soft` | `hard` waits for a worker that is gone, as users of other routers report (dynamo#11447) |
@@ -53,13 +51,14 @@
 //! - `overshoot` is in thousandths of the pool above 0.90: then the bounds of 200 and 2,000 ms mean something, whereas
 //!   counted in tokens nearly every hint would be 2,000.
 //! - `usage_after` of the hint is that of the admission question, so it counts the tail, on both paths.
-//! - A turn pauses once, before it is sent, on whichever path; then its path is decided on what D says by then.
+//! - With `backpressure=on` a turn pauses once, before it is sent, on whichever path; then its path is decided on what D says by then.
 //! - A D that died takes its pins with it: the session is placed anew. (There the run was over.)
 //! - Without prefill workers (all workers do both) D prefills the whole prompt itself.
 //! - Turns are sent at once, and a failure is the client's error: no retry, as nothing of the kind is described.
 //!
 //! Bounds: [`MAX_PINS`] pins, the longest unused forgotten first; places by `soft_cap`, of a bounded number of workers.
 
+mod pause;
 mod pins;
 mod places;
 
@@ -68,6 +67,7 @@ use super::spec::Parameters;
 use super::{Admission, Board, Choice, Considered, Habits, Plan, Policy, PolicyError, TurnView, WorkerView};
 use crate::admission::Denied;
 use homing_units::{Duration, WorkerId};
+pub use pause::Backpressure;
 use pins::{Pin, Pins};
 use places::Places;
 
@@ -95,8 +95,8 @@ pub struct KvAwareConfig {
     pub request_timeout: Option<Duration>,
     /// The share of a pool that an append may fill.
     pub rho: f64,
-    /// Whether hints of decode workers are heeded.
-    pub backpressure: bool,
+    /// Which hints of decode workers are heeded.
+    pub backpressure: Backpressure,
     /// The longest pause.
     pub max_pause: Duration,
     /// Whether prefill workers are chosen by their transfers and failures, and not in turn.
@@ -117,7 +117,7 @@ impl Default for KvAwareConfig {
             direct_max: 8_192,
             request_timeout: None,
             rho: 0.95,
-            backpressure: false,
+            backpressure: Backpressure::Off,
             max_pause: Duration::from_secs(2),
             healthy_prefill: false,
             hard_affinity: false,
@@ -140,7 +140,10 @@ impl KvAwareConfig {
             direct_max: parameters.whole("direct_max", default.direct_max)?,
             request_timeout: (!timeout.is_zero()).then_some(timeout),
             rho: parameters.positive("rho", default.rho)?,
-            backpressure: parameters.choice("backpressure", "`on` or `off`", &["off", "on"])? == "on",
+            backpressure: {
+                let expected = "`off`, `on` or `drain`";
+                Backpressure::of(parameters.choice("backpressure", expected, &Backpressure::WORDS)?)
+            },
             max_pause: parameters.seconds("max_pause", default.max_pause)?,
             healthy_prefill: parameters.choice("prefill", "`round-robin` or `healthy`", &["round-robin", "healthy"])?
                 == "healthy",
@@ -331,12 +334,14 @@ impl KvAware {
         }
     }
 
-    /// How long the turn is to pause before it is sent, if it has not paused yet.
+    /// How long the turn is to pause before it is sent, if at all.
     fn pause(&self, decode: &WorkerView, turn: &TurnView, admittance: &Admittance) -> Option<Duration> {
-        if !self.config.backpressure || !turn.waited.is_zero() {
-            return None;
-        }
-        let pause = Duration::from_millis(pause_hint_ms(decode, admittance.usage_after)).min(self.config.max_pause);
+        let max = self.config.max_pause;
+        let pause = match self.config.backpressure {
+            Backpressure::Report if turn.waited.is_zero() => pause::report(decode, admittance.usage_after).min(max),
+            Backpressure::Drain if turn.waited < pause::PATIENCE => pause::drain(decode, turn, self.config.rho, max),
+            Backpressure::Off | Backpressure::Report | Backpressure::Drain => Duration::ZERO,
+        };
         (!pause.is_zero()).then_some(pause)
     }
 
@@ -380,21 +385,6 @@ fn delay(choice: &mut Choice, decode: &WorkerView, pause: Duration) {
     choice.waits_for = Some(decode.id);
     choice.pause = Some(pause);
     choice.reason = format!("pauses {} ms as {} asks", pause.as_millis(), decode.id);
-}
-
-/// The pause that a decode worker recommends, in milliseconds (report §3).
-fn pause_hint_ms(decode: &WorkerView, usage_after: f64) -> u64 {
-    if decode.retracted > 0 {
-        return 1_500;
-    }
-    if usage_after >= 0.90 {
-        let overshoot = (usage_after - 0.90) * 1_000.0;
-        return ((overshoot * 5.0).round() as u64).clamp(200, 2_000);
-    }
-    if decode.transfer_queue >= 8 {
-        return (u64::from(decode.transfer_queue) * 100).min(2_000);
-    }
-    0
 }
 
 #[cfg(test)]

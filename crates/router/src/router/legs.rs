@@ -27,6 +27,7 @@ impl Router {
         match (leg.leg, placed.plan.fetch) {
             (Leg::Prefill, _) => {
                 self.learn_cached(leg.request, worker, placed.prefill_cached_tokens, cached_tokens);
+                self.history.found(leg.request, cached_tokens);
                 self.learn_prefill(leg.request, worker);
                 self.prefilled(worker);
             }
@@ -41,6 +42,7 @@ impl Router {
     pub(super) fn on_first_token(&mut self, leg: LegId) {
         if let Some(placed) = self.present(leg, Leg::Decode) {
             self.works(placed.plan.decode);
+            self.history.answers(self.now, leg.request);
             if let Some(request) = self.requests.get_mut(&leg.request) {
                 request.streamed = true;
                 let ttft = self.now.saturating_since(request.arrived);
@@ -62,6 +64,10 @@ impl Router {
             let decode = placed.plan.decode;
             self.works(decode);
             self.learn_cached(leg.request, decode, placed.decode_cached_tokens, usage.cached_tokens);
+            if placed.plan.prefill.is_none() {
+                self.history.found(leg.request, usage.cached_tokens);
+            }
+            self.history.generated(leg.request, usage.output_tokens);
             self.learn_output(usage.output_tokens);
             self.learn_answer(leg.request, decode, usage.output_tokens);
             self.predict(leg.request, decode);

@@ -27,6 +27,8 @@ pub struct WorkerStatus {
     pub epoch: BootEpoch,
     /// What the router thinks of it.
     pub state: WorkerState,
+    /// Since when.
+    pub state_since: Instant,
     /// Size of its pool in tokens.
     pub kv_tokens: u64,
     /// What the router has in flight there.
@@ -99,8 +101,14 @@ pub struct Explanation {
     pub arrived: Instant,
     /// Where it is: a phase, or how it ended.
     pub state: &'static str,
+    /// When its client had the first token.
+    pub first_token: Option<Instant>,
     /// When it ended.
     pub ended: Option<Instant>,
+    /// Prompt tokens that whoever prefilled it last found in its cache, as that worker says.
+    pub cached_tokens: Option<u32>,
+    /// Tokens of its last attempt's answer, as the decode worker says.
+    pub output_tokens: Option<u32>,
     /// Times that it was planned and had to wait.
     pub waits: u32,
     /// Why it had to wait the last time.
@@ -150,7 +158,10 @@ impl History {
             turn_index: request.turn_index,
             arrived: now,
             state: "waiting",
+            first_token: None,
             ended: None,
+            cached_tokens: None,
+            output_tokens: None,
             waits: 0,
             waited_for: None,
             attempts: Vec::new(),
@@ -195,6 +206,25 @@ impl History {
         {
             last.failed = Some(failure.describe());
             last.failed_after = Some(now.saturating_since(last.at));
+        }
+    }
+
+    pub(super) fn answers(&mut self, now: Instant, id: RequestId) {
+        if let Some(explanation) = self.by_request.get_mut(&id) {
+            explanation.first_token.get_or_insert(now);
+        }
+    }
+
+    /// Whoever prefilled the request has found so much of its prompt.
+    pub(super) fn found(&mut self, id: RequestId, cached_tokens: Option<u32>) {
+        if let Some(explanation) = self.by_request.get_mut(&id) {
+            explanation.cached_tokens = cached_tokens;
+        }
+    }
+
+    pub(super) fn generated(&mut self, id: RequestId, output_tokens: u32) {
+        if let Some(explanation) = self.by_request.get_mut(&id) {
+            explanation.output_tokens = Some(output_tokens);
         }
     }
 
@@ -249,6 +279,12 @@ impl Router {
         Some(explanation)
     }
 
+    /// All requests that are remembered, the oldest first: a bounded number of them.
+    #[must_use]
+    pub fn view_requests(&self) -> Vec<Explanation> {
+        self.history.order.iter().filter_map(|id| self.explain(*id)).collect()
+    }
+
     fn worker_status(&self, worker: &crate::fleet::Worker) -> WorkerStatus {
         let id = worker.info.id;
         let load = worker.load.map(|(_, load)| load);
@@ -261,6 +297,7 @@ impl Router {
             role: worker.info.role,
             epoch: worker.info.epoch,
             state: worker.state(),
+            state_since: worker.announced_at,
             kv_tokens: worker.info.kv_tokens,
             in_flight: self.ledger.account(id),
             running: load.map(|load| load.running),

@@ -37,6 +37,35 @@ fn an_idle_worker_takes_what_fits_its_pool_and_nothing_else() {
 }
 
 #[test]
+fn seeds_above_a_decode_workers_budget_wait_in_the_router() {
+    let check = |limit: fn(&mut Limits), expected: usize| {
+        let mut config = RouterConfig::default();
+        limit(&mut config.limits);
+        let mut driver = Driver::with_config("homing", config, &workers(&[Role::Decode, Role::Prefill]));
+        let requests: Vec<_> = (0..6)
+            .map(|session| driver.turn(RECOGNISE, prompt(session, 0, 80), 50))
+            .collect();
+        let waiting = 6 - expected;
+        assert_eq!((driver.legs.len(), driver.router.queue_length()), (expected, waiting));
+        let first = requests[0];
+        driver.prefill_done(driver.leg(first));
+        assert_eq!(driver.router.queue_length(), waiting, "KV on its way is pending, too");
+        driver.first_token(driver.leg(first));
+        let left = waiting.saturating_sub(1);
+        assert_eq!(driver.router.queue_length(), left, "one seed is over, one goes");
+        driver.finished(driver.leg(first), None);
+        requests[1..].iter().for_each(|request| driver.serve(*request));
+        assert!(driver.router.idle());
+    };
+    check(|limits| limits.seeds_per_decode = 2, 2);
+    check(
+        |limits| limits.seed_tokens_per_decode = 3 * 80 * u64::from(BLOCK) + 100,
+        3,
+    );
+    check(|_| {}, 6);
+}
+
+#[test]
 fn a_full_queue_is_overloaded_and_a_long_wait_ends() {
     let mut config = RouterConfig::default();
     config.limits.queue = 2;

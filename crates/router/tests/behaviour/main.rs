@@ -11,15 +11,15 @@ mod support;
 mod workers;
 
 use homing_kv::Prompt;
-use homing_router::RouterConfig;
 use homing_router::action::{Path, WorkerState};
 use homing_router::event::{
     Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegUsage, PromptId, Resume, Role, SessionHint,
     WorkerInfo,
 };
+use homing_router::{Limits, RouterConfig};
 use homing_units::{BootEpoch, Duration, RequestId, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
-use support::{Driver, prompt, worker, workers};
+use support::{BLOCK, Driver, prompt, worker, workers};
 
 pub(crate) const RECOGNISE: SessionHint = SessionHint::Recognise;
 pub(crate) const PD: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];

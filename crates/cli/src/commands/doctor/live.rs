@@ -1,8 +1,8 @@
-//! A live router, looked at for a while: its workers are sampled, then its last plans are read, and both become the evidence
-//! that a folder would give.
+//! A live router, looked at for a while: its workers are sampled, then its last requests are read, and both become the evidence
+//! that a folder would give. All times are of the router's clock.
 //!
-//! A router tells less than a folder: no evictions, and of cached tokens only each worker's sums. What it does not tell stays
-//! empty, so that detectors which need it stay silent.
+//! A router tells less than a folder: no evictions, no admissions, no bindings, and of transfers those that failed. What it does not tell
+//! stays empty, so that detectors which need it stay silent. Of a request that has not ended it tells what it has waited.
 
 use crate::commands::replay::client::Endpoint;
 use crate::failure::Usage;
@@ -19,6 +19,28 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// The page with what workers say, and with what is booked at them.
+const WORKERS: &str = "/admin/workers";
+/// The page with the last requests, each with its plans.
+const REQUESTS: &str = "/admin/requests";
+
+/// What was learnt while the router was watched.
+#[derive(Default)]
+struct Known {
+    /// Names of workers by their ids.
+    names: BTreeMap<u64, String>,
+    /// The last state that each worker was seen in, and since when, in seconds of the router's clock.
+    states: BTreeMap<String, (String, f64)>,
+    /// The time of the last sample, in seconds of the router's clock.
+    now: f64,
+}
+
+impl Known {
+    fn name(&self, worker: &Value) -> Option<String> {
+        worker.as_u64().and_then(|id| self.names.get(&id).cloned())
+    }
+}
+
 /// Between two samples of the workers.
 const SAMPLE_EVERY: Duration = Duration::from_secs(2);
 
@@ -32,19 +54,17 @@ pub fn diagnose(url: &str, seconds: u32) -> Result<Vec<Finding>> {
 async fn watch(endpoint: &Endpoint, url: &str, seconds: u32) -> Result<Evidence> {
     say(format_args!("watching {url} for {seconds} s"));
     let every = u32::try_from(SAMPLE_EVERY.as_secs()).unwrap_or(1);
-    let mut logs = empty();
-    let mut names = BTreeMap::new();
+    let (mut logs, mut known) = (empty(), Known::default());
     for sample in 0..=seconds / every {
         if sample > 0 {
             tokio::time::sleep(SAMPLE_EVERY).await;
         }
-        let workers = get(endpoint, url, "/admin/workers").await?;
-        let t = f64::from(sample) * SAMPLE_EVERY.as_secs_f64();
-        add_sample(&mut logs, &mut names, t, &workers);
+        let workers = get(endpoint, url, WORKERS).await?;
+        add_sample(&mut logs, &mut known, &workers);
     }
-    let decisions = get(endpoint, url, "/admin/decisions").await?;
-    for explanation in decisions["data"].as_array().into_iter().flatten() {
-        add_request(&mut logs, &names, explanation);
+    let requests = get(endpoint, url, REQUESTS).await?;
+    for explanation in requests["data"].as_array().into_iter().flatten() {
+        add_request(&mut logs, &known, explanation);
     }
     Ok(Evidence {
         report: None,
@@ -70,16 +90,16 @@ fn empty() -> RunLogs {
     let named = |kind: LogKind| kind.file_name();
     RunLogs {
         seed: None,
-        requests: sheet("/admin/decisions"),
-        decisions: sheet("/admin/decisions"),
+        requests: sheet(REQUESTS),
+        decisions: sheet(REQUESTS),
         admissions: sheet(&named(LogKind::AdmissionEvents)),
         backpressure: sheet(&named(LogKind::BackpressureEvents)),
         bindings: sheet(&named(LogKind::SessionDBinding)),
-        transfers: sheet("/admin/decisions"),
+        transfers: sheet(REQUESTS),
         evictions: sheet(&named(LogKind::Evictions)),
-        samples: sheet("/admin/workers"),
-        worker_events: sheet("/admin/workers"),
-        router_samples: sheet("/admin/workers"),
+        samples: sheet(WORKERS),
+        worker_events: sheet(WORKERS),
+        router_samples: sheet(WORKERS),
     }
 }
 
@@ -96,22 +116,31 @@ fn small(value: &Value) -> u32 {
     u32::try_from(whole(value)).unwrap_or(u32::MAX)
 }
 
+/// A point of time on the router's clock, in seconds.
+fn seconds(nanos: &Value) -> Option<f64> {
+    nanos.as_u64().map(|nanos| nanos as f64 / 1e9)
+}
+
+/// Seconds from one to the other, to the microsecond as in logs.
+fn between(since: f64, until: f64) -> f64 {
+    ((until - since) * 1e6).round() / 1e6
+}
+
+/// A stretch of time in seconds; none where there is no such thing.
+fn duration_s(duration: &Value) -> f64 {
+    whole(&duration["secs"]) as f64 + whole(&duration["nanos"]) as f64 / 1e9
+}
+
 /// What the workers say at one time, and what the router has booked at them.
-fn add_sample(logs: &mut RunLogs, names: &mut BTreeMap<u64, String>, t: f64, answer: &Value) {
+fn add_sample(logs: &mut RunLogs, known: &mut Known, answer: &Value) {
     let block_size = whole(&answer["block_size"]);
+    let t = seconds(&answer["now"]).unwrap_or(known.now);
+    known.now = t;
     let mut booked = Vec::new();
     for worker in answer["data"].as_array().into_iter().flatten() {
         let Some(name) = worker["name"].as_str() else { continue };
-        names.insert(whole(&worker["id"]), name.to_owned());
-        if worker["state"] == "dead" {
-            let line = WorkerEventLine {
-                t,
-                worker: name.to_owned(),
-                change: WorkerChange::Dead,
-                reason: None,
-            };
-            push(&mut logs.worker_events, line);
-        }
+        known.names.insert(whole(&worker["id"]), name.to_owned());
+        add_state(logs, known, name, worker);
         let in_flight = &worker["in_flight"];
         let exports = small(&in_flight["exports"]);
         booked.push(BookedLine {
@@ -122,7 +151,8 @@ fn add_sample(logs: &mut RunLogs, names: &mut BTreeMap<u64, String>, t: f64, ans
             reserved_tokens: whole(&in_flight["reserved_tokens"]),
             indexed_tokens: whole(&worker["indexed_gpu_blocks"]) * block_size,
         });
-        if worker["running"].is_null() {
+        // What a worker said last before it stopped answering holds no more.
+        if worker["running"].is_null() || !matches!(worker["state"].as_str(), Some("exact" | "degraded")) {
             continue;
         }
         let line = WorkerSampleLine {
@@ -149,18 +179,46 @@ fn add_sample(logs: &mut RunLogs, names: &mut BTreeMap<u64, String>, t: f64, ans
     push(&mut logs.router_samples, line);
 }
 
-/// A request that the router remembers, with its plans.
-fn add_request(logs: &mut RunLogs, names: &BTreeMap<u64, String>, explanation: &Value) {
-    let seconds = |value: &Value| value.as_u64().map(|nanos| nanos as f64 / 1e9);
+/// The worker's state, where it is another than the last time: since when it is in it the router says.
+fn add_state(logs: &mut RunLogs, known: &mut Known, name: &str, worker: &Value) {
+    let state = worker["state"].as_str().unwrap_or_default();
+    let change = match state {
+        "exact" => WorkerChange::Exact,
+        "degraded" => WorkerChange::Degraded,
+        "suspect" => WorkerChange::Suspect,
+        "dead" => WorkerChange::Dead,
+        // It has not joined.
+        _ => return,
+    };
+    let since = seconds(&worker["state_since"]).unwrap_or(known.now);
+    let now = (state.to_owned(), since);
+    if known.states.get(name) == Some(&now) {
+        return;
+    }
+    known.states.insert(name.to_owned(), now);
+    let line = WorkerEventLine {
+        t: since,
+        worker: name.to_owned(),
+        change,
+        reason: None,
+    };
+    push(&mut logs.worker_events, line);
+}
+
+/// A request that the router remembers, with its plans. One that has not ended has taken as long as it has waited, at least.
+fn add_request(logs: &mut RunLogs, known: &Known, explanation: &Value) {
     let attempts = explanation["attempts"].as_array().map_or(&[][..], Vec::as_slice);
     for attempt in attempts {
-        add_attempt(logs, names, attempt);
+        add_attempt(logs, known, attempt);
     }
-    let (Some(arrived), Some(ended)) = (seconds(&explanation["arrived"]), seconds(&explanation["ended"])) else {
+    let Some(arrived) = seconds(&explanation["arrived"]) else {
         return;
     };
+    let ended = seconds(&explanation["ended"]);
+    let until = ended.unwrap_or(known.now).max(arrived);
+    let answered = seconds(&explanation["first_token"]).or_else(|| ended.is_none().then_some(until));
     let last = attempts.last().map_or(&Value::Null, |attempt| &attempt["decision"]);
-    let name = |worker: &Value| worker.as_u64().and_then(|id| names.get(&id).cloned());
+    let found = &explanation["cached_tokens"];
     let state = explanation["state"].as_str().unwrap_or_default();
     let line = RequestLine {
         t: arrived,
@@ -169,33 +227,36 @@ fn add_request(logs: &mut RunLogs, names: &BTreeMap<u64, String>, explanation: &
         agent: 0,
         turn: small(&explanation["turn_index"]),
         path: last["path"].as_str().and_then(Path::from_name),
-        worker: name(&last["decode"]),
-        prefill_worker: name(&last["prefill"]),
+        worker: known.name(&last["decode"]),
+        prefill_worker: known.name(&last["prefill"]),
         prompt_tokens: small(&last["prompt_tokens"]),
-        // Not told for each request: as expected.
-        cached_tokens: small(&last["expected_cached_tokens"]),
-        output_tokens: 0,
-        ttft_s: None,
+        // Where no engine says it: as expected.
+        cached_tokens: small(if found.is_null() {
+            &last["expected_cached_tokens"]
+        } else {
+            found
+        }),
+        output_tokens: small(&explanation["output_tokens"]),
+        ttft_s: answered.map(|answered| between(arrived, answered)),
         tpot_s: None,
         itl_max_s: None,
-        latency_s: ended - arrived,
-        error: (state != "finished").then(|| state.replace(' ', "_")),
+        latency_s: between(arrived, until),
+        error: (ended.is_some() && state != "finished").then(|| state.replace(' ', "_")),
     };
     push(&mut logs.requests, line);
 }
 
-fn add_attempt(logs: &mut RunLogs, names: &BTreeMap<u64, String>, attempt: &Value) {
+fn add_attempt(logs: &mut RunLogs, known: &Known, attempt: &Value) {
     let decision = &attempt["decision"];
-    let name = |worker: &Value| worker.as_u64().and_then(|id| names.get(&id).cloned());
+    let name = |worker: &Value| known.name(worker);
     let path = |value: &Value| value.as_str().and_then(Path::from_name);
-    let (Some(at), Some(chosen), Some(worker)) = (
-        attempt["at"].as_u64(),
+    let (Some(t), Some(chosen), Some(worker)) = (
+        seconds(&attempt["at"]),
         path(&decision["path"]),
         name(&decision["decode"]),
     ) else {
         return;
     };
-    let t = at as f64 / 1e9;
     let candidates = decision["candidates"]
         .as_array()
         .into_iter()
@@ -216,7 +277,7 @@ fn add_attempt(logs: &mut RunLogs, names: &BTreeMap<u64, String>, attempt: &Valu
     let failed = attempt["failed"].as_str().unwrap_or_default();
     if let (Some(from), true) = (&prefill, failed.ends_with("transfer failed")) {
         let line = TransferLine {
-            t: t + attempt["failed_after"].as_u64().unwrap_or(0) as f64 / 1e9,
+            t: t + duration_s(&attempt["failed_after"]),
             request,
             from: from.clone(),
             to: worker.clone(),
@@ -246,8 +307,8 @@ fn add_attempt(logs: &mut RunLogs, names: &BTreeMap<u64, String>, attempt: &Valu
         worker,
         prompt_tokens: small(&decision["prompt_tokens"]),
         expected_cached_tokens: small(&decision["expected_cached_tokens"]),
-        queued_s: decision["queued"].as_u64().unwrap_or(0) as f64 / 1e9,
-        expected_ttft_s: decision["expected_ttft"].as_u64().map(|nanos| nanos as f64 / 1e9),
+        queued_s: duration_s(&decision["queued"]),
+        expected_ttft_s: (!decision["expected_ttft"].is_null()).then(|| duration_s(&decision["expected_ttft"])),
         reason: decision["reason"].as_str().unwrap_or_default().to_owned(),
         candidates: candidates.collect(),
     };

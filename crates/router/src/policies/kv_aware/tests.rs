@@ -296,8 +296,8 @@ fn the_pause_hint_follows_the_report() {
             ..super::super::testing::worker(0, Role::Decode)
         };
         assert_eq!(
-            pause_hint_ms(&worker, usage_after),
-            expected,
+            pause::report(&worker, usage_after),
+            Duration::from_millis(expected),
             "{retracted} retracted, {usage_after} used, {transfer_queue} in the queue"
         );
     };
@@ -340,6 +340,62 @@ fn a_turn_pauses_once_and_on_both_paths() {
         check("backpressure=on:max_pause=0.7", resident, Some(700));
         check("backpressure=on:max_pause=0", resident, None);
     }
+}
+
+#[test]
+fn a_drained_pause_lasts_until_there_is_room_and_is_looked_at_again() {
+    // Ten answers decode with 60,000 tokens; 512 tokens of output are expected of each.
+    let booked = |reserved_tokens, seeds| crate::Account {
+        requests: 10 + seeds,
+        reserved_tokens,
+        decodes: 10,
+        decode_tokens: 60_000,
+        seeds,
+        ..crate::Account::default()
+    };
+    let check = |account: crate::Account, expected_s: f64| {
+        let (mut policy, mut board) = (policy("backpressure=drain:max_pause=30"), board(PD));
+        assert!(send(&mut policy, &board, &turn_of(0, 0, 20_000)).is_some());
+        board.workers[2].account = account;
+        let choice = policy.choose(&board, &turn_of(0, 1, 20_500));
+        let pause_s = choice.pause.map_or(0.0, |pause| pause.as_secs_f64());
+        assert!(
+            (pause_s - expected_s).abs() <= 0.001,
+            "{pause_s}, expected {expected_s}"
+        );
+        assert_eq!(choice.plan.is_none(), expected_s > 0.0);
+        let again = |waited| TurnView {
+            waited,
+            ..turn_of(0, 1, 20_500)
+        };
+        if expected_s > 0.0 {
+            let later = policy.choose(&board, &again(Duration::from_secs(59)));
+            assert!(later.plan.is_none(), "there is no room yet");
+            let last = policy.choose(&board, &again(pause::PATIENCE));
+            assert!(last.plan.is_some(), "its patience is over");
+        }
+    };
+    let speed = super::super::testing::worker(2, Role::Decode).speed;
+    let life_s = 512.0 * speed.decode_s(10.0, 60_000.0);
+    // 95,000 of 100,000 tokens may be in flight, and this turn takes 20,500 and 512.
+    check(booked(60_000, 0), 0.0);
+    check(booked(79_988, 0), (79_988.0 + 21_012.0 - 95_000.0) * life_s / 60_000.0);
+    check(booked(60_000, 7), 0.0);
+    check(
+        booked(60_000, 9),
+        2.0 * (speed.setup_s + 20_500.0 * speed.moved_token_s),
+    );
+    // What is not decoding does not drain.
+    check(
+        crate::Account {
+            decodes: 0,
+            decode_tokens: 0,
+            ..booked(90_000, 2)
+        },
+        30.0,
+    );
+    // Nobody is there to wait for.
+    check(crate::Account::default(), 0.0);
 }
 
 #[test]
