@@ -5,7 +5,7 @@ use crate::proxy::dialect::Dialect;
 use crate::proxy::intake::{Comparison, Parsed, Source};
 use crate::tokenise::Tokeniser;
 use bytes::Bytes;
-use homing_model::Vocabulary;
+use homing_model::{PROMPT_MEMORY_BYTES, Vocabulary};
 use homing_router::event::Turn;
 use homing_units::RequestId;
 use homing_wire::openai::ApiError;
@@ -22,7 +22,7 @@ impl Intake {
     /// An intake that remembers nothing yet.
     #[must_use]
     pub fn new(vocabulary: Vocabulary, block_size: u32) -> Self {
-        let tokeniser = Tokeniser::of_vocabulary(Arc::new(vocabulary), block_size);
+        let tokeniser = Tokeniser::of_vocabulary(Arc::new(vocabulary), block_size, PROMPT_MEMORY_BYTES);
         let comparison = Comparison::new(Dialect::Chat.endpoint(), block_size, tokeniser.tails());
         Self { tokeniser, comparison }
     }

@@ -1,6 +1,7 @@
 //! What can be set about the gateway: plain data with a default, read from the file of `homing serve --config` or made
 //! by the command line.
 
+use homing_model::PROMPT_MEMORY_BYTES;
 use homing_router::RouterConfig;
 use homing_router::event::Role;
 use serde::{Deserialize, Serialize};
@@ -136,6 +137,9 @@ pub struct GatewayLimits {
     pub default_output_tokens: u32,
     /// Decisions that `/admin/decisions` shows.
     pub decisions: usize,
+    /// Bytes of earlier prompts, their tokens and block hashes, that are remembered to spare the next turns the work; above, the
+    /// longest unused go, and cost their sessions one prompt that is tokenised from its beginning.
+    pub prompt_memory_bytes: usize,
 }
 
 impl Default for GatewayLimits {
@@ -145,6 +149,7 @@ impl Default for GatewayLimits {
             connections: 16_384,
             default_output_tokens: 2_048,
             decisions: 256,
+            prompt_memory_bytes: PROMPT_MEMORY_BYTES,
         }
     }
 }

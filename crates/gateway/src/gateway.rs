@@ -227,9 +227,11 @@ impl Parts {
         let fleet = Arc::new(Fleet::new(&config.workers));
         let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet)));
         let upstream = Upstream::new();
-        let of_model = vocabulary.map(|vocabulary| Tokeniser::of_vocabulary(vocabulary, config.router.block_size));
+        let (block_size, memory) = (config.router.block_size, config.limits.prompt_memory_bytes);
+        let of_model = vocabulary.map(|vocabulary| Tokeniser::of_vocabulary(vocabulary, block_size, memory));
         let tokeniser = of_model
             .unwrap_or_default()
+            .with_tails(config.router.limits.sessions)
             .with_engines(Arc::clone(&fleet), upstream.clone());
         Self {
             clock: Clock::start(),
@@ -292,7 +294,7 @@ impl Parts {
             client_stall: config.clocks.client_stall,
             keep_alive: Some(config.clocks.keep_alive).filter(|every| !every.is_zero()),
             offer: config.clocks.offer,
-            prefixes: PrefixWatch::default(),
+            prefixes: PrefixWatch::of_sessions(config.router.limits.sessions),
             canonical: config.canonicalise.then(|| Arc::new(Canonical::default())),
             open_sessions: OpenSessions::new(life, config.router.clocks.session_idle),
             turns: broadcast::channel(TURN_LOGS).0,

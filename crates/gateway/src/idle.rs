@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use crate::prefix::outline::Fresh;
     use crate::prefix::watch::{Origin, Turned};
-    use crate::tokenise::{Text, Tokeniser};
+    use crate::tokenise::{Encoding, Text, Tokeniser};
     use homing_model::Vocabulary;
     use homing_units::SessionId;
 
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn what_is_held_is_a_matter_of_who_is_there_and_not_of_who_has_been() {
         const THERE: u64 = 8;
-        let tokeniser = Tokeniser::of_vocabulary(Arc::new(Vocabulary::tiny()), 16);
+        let tokeniser = Tokeniser::of_vocabulary(Arc::new(Vocabulary::tiny()), 16, 1 << 24);
         let (words, tails, prefixes) = (tokeniser.words().unwrap(), tokeniser.tails(), Watch::default());
         let memories = Memories {
             words: Some(&words),
@@ -122,7 +122,9 @@ mod tests {
                 text,
                 add_special_tokens: false,
             };
-            let encoded = words.encode(&text, None).unwrap().unwrap();
+            let Encoding::Done(encoded) = words.encode(&text, None, usize::MAX).unwrap() else {
+                panic!("a text is encoded")
+            };
             tails.compare(&encoded.tokens, &encoded.prompt, 16, 0);
             let turned = Turned {
                 origin: Origin::default(),

@@ -21,6 +21,9 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+/// What is read of a connection at once at most, and how long the head of a request may be. A connection keeps a buffer of what it
+/// reads at once for as long as it is open: left alone it grows to 400 KiB with the first long prompt.
+pub(crate) const READ_BYTES: usize = 64 << 10;
 /// How long a client may take for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a client may go on with a request that it has begun to send when the shutdown begins.
@@ -85,7 +88,10 @@ async fn connection(stream: TcpStream, routes: Router, ends: Ends) {
         tracing::debug!(%error, "a connection has no TCP_NODELAY");
     }
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(READ_BYTES);
     let progress = Progress::default();
     let connection = builder.serve_connection(TokioIo::new(stream), followed(routes, progress.clone()));
     let mut connection = std::pin::pin!(connection);

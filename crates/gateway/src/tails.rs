@@ -8,11 +8,12 @@
 //! with its session (`idle`).
 
 use homing_kv::{BlockHash, BlockMap, Prompt};
+use homing_model::PromptTokens;
 use homing_router::event::{Compared, PromptId};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Prompts that are remembered: as many as the core remembers sessions by default.
+/// Prompts that are remembered where nobody says how many: as many as the core remembers sessions by default.
 const PROMPTS: usize = 65_536;
 
 /// Prompts that are remembered of those that differ in their last [`OPENING_TOKENS`] only.
@@ -66,9 +67,10 @@ impl Default for Tails {
 }
 
 impl Tails {
-    fn new(limit: usize) -> Self {
+    /// Of so many prompts, at least one.
+    pub(crate) fn new(limit: usize) -> Self {
         Self(Mutex::new(Seen {
-            limit,
+            limit: limit.max(1),
             next: 0,
             by_tip: BlockMap::default(),
             by_use: BTreeMap::new(),
@@ -76,18 +78,19 @@ impl Tails {
     }
 
     /// Compares a prompt with the earlier ones, and remembers it. At most `opening` tokens at its end open the answer.
-    pub(crate) fn compare(&self, tokens: &[u32], prompt: &Prompt, block_size: u32, opening: usize) -> Compared {
+    pub(crate) fn compare(&self, tokens: &PromptTokens, prompt: &Prompt, block_size: u32, opening: usize) -> Compared {
         let block_size = block_size as usize;
-        let (before, opening) = tokens.split_at(tokens.len().saturating_sub(opening));
-        let depth = before.len() / block_size;
+        let before = tokens.len().saturating_sub(opening);
+        let opening = tokens.part(before, opening);
+        let depth = before / block_size;
         let place = Place {
             tip: tip(prompt, depth),
-            tail: before[depth * block_size..].into(),
+            tail: tokens.part(depth * block_size, before % block_size).into(),
         };
         let mut seen = self.seen();
         Compared {
             continues: seen.continued(tokens, prompt, block_size),
-            prompt: seen.remember(&place, opening),
+            prompt: seen.remember(&place, &opening),
         }
     }
 
@@ -117,15 +120,22 @@ impl Tails {
 
 impl Seen {
     /// The longest earlier prompt that this one goes on from.
-    fn continued(&mut self, tokens: &[u32], prompt: &Prompt, block_size: usize) -> Option<PromptId> {
+    fn continued(&mut self, tokens: &PromptTokens, prompt: &Prompt, block_size: usize) -> Option<PromptId> {
         for depth in (0..=prompt.blocks.len()).rev() {
             let tip = tip(prompt, depth);
             let Some(tails) = self.by_tip.get_mut(&tip) else {
                 continue;
             };
-            let rest = &tokens[depth * block_size..];
-            for length in (0..block_size.min(rest.len() + 1)).rev() {
-                let (tail, after) = rest.split_at(length);
+            let start = depth * block_size;
+            let rest = tokens.len() - start;
+            // A tail is shorter than a block, and of what follows it no more is compared than an opening.
+            let near = tokens.part(start, block_size + OPENING_TOKENS);
+            for length in (0..block_size.min(rest + 1)).rev() {
+                let (tail, after) = near.split_at(length);
+                let after = After {
+                    near: after,
+                    tokens: rest - length,
+                };
                 let known = tails.get_mut(tail).and_then(|variants| goes_on(variants, after));
                 if let Some(known) = known {
                     let (id, used) = (known.id, known.used);
@@ -191,12 +201,21 @@ impl Seen {
     }
 }
 
+/// What follows a tail.
+#[derive(Clone, Copy)]
+struct After<'tokens> {
+    /// The first of its tokens, as many as an opening has at least, as far as there are.
+    near: &'tokens [u32],
+    /// How many it has.
+    tokens: usize,
+}
+
 /// Of prompts that end in one of these openings, the one that what comes in its stead goes on from: repeats it, or else
 /// renders it otherwise.
-fn goes_on<'known>(variants: &'known mut [Known], after: &[u32]) -> Option<&'known mut Known> {
+fn goes_on<'known>(variants: &'known mut [Known], after: After<'_>) -> Option<&'known mut Known> {
     let rank = |known: &Known| {
-        let repeats = after.len() > known.opening.len() && after.starts_with(&known.opening);
-        let differs = !known.opening.is_empty() && after.len() >= known.opening.len() + NEXT_MESSAGE_TOKENS;
+        let repeats = after.tokens > known.opening.len() && after.near.starts_with(&known.opening);
+        let differs = !known.opening.is_empty() && after.tokens >= known.opening.len() + NEXT_MESSAGE_TOKENS;
         (repeats || differs).then_some((repeats, known.opening.len() * usize::from(repeats), known.used))
     };
     let best = variants
@@ -217,7 +236,8 @@ mod tests {
     use super::*;
 
     fn compare(tails: &Tails, tokens: &[u32], block_size: u32, opening: usize) -> Compared {
-        let compared = tails.compare(tokens, &Prompt::of_tokens(tokens, block_size), block_size, opening);
+        let prompt = Prompt::of_tokens(tokens, block_size);
+        let compared = tails.compare(&tokens.to_vec().into(), &prompt, block_size, opening);
         let seen = tails.0.lock().unwrap();
         let known: usize = seen.by_tip.values().flat_map(BTreeMap::values).map(Vec::len).sum();
         assert_eq!(known, seen.by_use.len(), "each prompt is known by place and by use");

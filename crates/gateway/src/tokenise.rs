@@ -5,20 +5,19 @@
 //!
 //! A conversation is rendered whole at each turn, because a template may look back; tokenised and hashed is only what is
 //! new to it (`PromptMemory`), whoever sent the rest. That takes about 1.3 MB for an idle session of 128K tokens, less
-//! what it shares with others, and [`PROMPT_MEMORY_BYTES`] for all together, and is forgotten
+//! what it shares with others, and `limits.prompt_memory_bytes` for all together, and is forgotten
 //! about when its session is (`idle`).
 //!
 //! Rendering and encoding a long prompt takes milliseconds of a core: it runs on the blocking pool, and no more prompts
-//! at a time than there are cores, so that it never starves the streams.
+//! at a time than there are cores, so that it never starves the streams. A turn that goes on from what is remembered is done
+//! where it arrives: to hand it over to a thread and back takes longer than it takes itself.
 
 use crate::error::Rejection;
 use crate::fleet::Fleet;
 use crate::tails::Tails;
 use crate::upstream::{Answer, Upstream};
 use bytes::Bytes;
-use homing_model::{
-    ChatInput, ChatValue, EncodedPrompt, Opening, PROMPT_MEMORY_BYTES, PromptMemory, TemplateError, Vocabulary,
-};
+use homing_model::{ChatInput, ChatValue, EncodedPrompt, Opening, PromptMemory, TemplateError, Vocabulary};
 use homing_wire::openai::{ApiError, Body, ErrorKind, TokenizeResponse};
 use http::{Method, Request, header};
 use http_body_util::Full;
@@ -78,10 +77,20 @@ pub(crate) struct Words {
     has_complained: AtomicBool,
 }
 
+/// What becomes of a prompt here.
+pub(crate) enum Encoding {
+    /// Its tokens and blocks.
+    Done(EncodedPrompt),
+    /// More of it is new than was asked for.
+    TooNew,
+    /// The model's template cannot be rendered here, which is said once: an engine has to be asked.
+    Unknown,
+}
+
 impl Tokeniser {
-    /// One that has the model's vocabulary.
-    pub(crate) fn of_vocabulary(vocabulary: Arc<Vocabulary>, block_size: u32) -> Self {
-        let memory = PromptMemory::new(vocabulary.tokenizer.clone(), block_size, PROMPT_MEMORY_BYTES);
+    /// One that has the model's vocabulary, and remembers so many bytes of prompts.
+    pub(crate) fn of_vocabulary(vocabulary: Arc<Vocabulary>, block_size: u32, memory_bytes: usize) -> Self {
+        let memory = PromptMemory::new(vocabulary.tokenizer.clone(), block_size, memory_bytes);
         if let Some(reason) = memory.why_cold() {
             tracing::warn!(%reason, "each prompt is tokenised from its beginning");
         }
@@ -93,6 +102,14 @@ impl Tokeniser {
         Self {
             words: Some(Arc::new(words)),
             ..Self::default()
+        }
+    }
+
+    /// The same that knows the ends of so many earlier prompts.
+    pub(crate) fn with_tails(self, prompts: usize) -> Self {
+        Self {
+            tails: Arc::new(Tails::new(prompts)),
+            ..self
         }
     }
 
@@ -196,30 +213,36 @@ impl Default for Tokeniser {
 }
 
 impl Words {
-    /// The tokens and blocks of a prompt, of which only what is new is tokenised and hashed; `None` where the model's
-    /// template cannot be rendered here, so that an engine has to be asked. That is said once. `messages` are those of a
-    /// conversation, where they are read already.
+    /// The tokens and blocks of a prompt, of which only what is new is tokenised and hashed, unless that is more than so many
+    /// bytes. `messages` are those of a conversation, where they are read already.
     ///
     /// # Errors
     /// The conversation is malformed, or the template refuses it.
-    pub(crate) fn encode(&self, text: &Text, messages: Option<ChatValue>) -> Result<Option<EncodedPrompt>, ApiError> {
-        Ok(Some(match text {
-            Text::Tokens(tokens) => self.memory.of_tokens(tokens.clone()),
+    pub(crate) fn encode(
+        &self,
+        text: &Text,
+        messages: Option<ChatValue>,
+        new_bytes_max: usize,
+    ) -> Result<Encoding, ApiError> {
+        let near = |text: &str, opening: Opening| self.memory.encode_near(text, opening, new_bytes_max);
+        let encoded = match text {
+            Text::Tokens(tokens) => Some(self.memory.of_tokens(tokens.clone())),
             Text::Prompt {
                 text,
                 add_special_tokens,
-            } => self.memory.encode(text, opening(*add_special_tokens)),
+            } => near(text, opening(*add_special_tokens)),
             Text::Chat(body) => match rendered(&self.vocabulary, body, messages)? {
-                Ok(text) => self.memory.encode(&text, Opening::Text),
+                Ok(text) => near(&text, Opening::Text),
                 Err(error) if is_of_template(&error) => {
                     if !self.has_complained.swap(true, Ordering::Relaxed) {
                         tracing::warn!(%error, "the chat template cannot be rendered here: engines are asked for tokens instead");
                     }
-                    return Ok(None);
+                    return Ok(Encoding::Unknown);
                 }
                 Err(error) => return Err(template_error(&error)),
             },
-        }))
+        };
+        Ok(encoded.map_or(Encoding::TooNew, Encoding::Done))
     }
 }
 

@@ -3,6 +3,7 @@
 //! Sockets have `TCP_NODELAY`: a token must not wait for the next one. There is no time limit on a leg here; how long
 //! a phase may take is the core's business, and it ends a leg by cancelling it (the connection is closed).
 
+use crate::server::READ_BYTES;
 use bytes::Bytes;
 use homing_router::action::KvUse;
 use homing_router::event::FailureCause;
@@ -82,6 +83,7 @@ impl Upstream {
             .pool_idle_timeout(POOL_IDLE)
             .pool_timer(hyper_util::rt::TokioTimer::new())
             .pool_max_idle_per_host(POOL_MAX_IDLE)
+            .http1_max_buf_size(READ_BYTES)
             .build(connector);
         Self { client }
     }

@@ -57,25 +57,19 @@ pub fn chain(parent: Option<BlockHash>, tokens: &[u32]) -> BlockHash {
 #[must_use]
 pub fn hash_blocks(tokens: &[u32], block_size: u32) -> Vec<BlockHash> {
     let mut hashes = Vec::new();
-    extend_hashes(&mut hashes, tokens, block_size);
+    chain_blocks(&mut hashes, tokens, block_size);
     hashes
 }
 
-/// Hashes the whole blocks of `tokens` beyond those that `hashes` has already: what is left to do of a prompt whose
-/// beginning is known. `hashes` must be those of the first blocks of the same tokens.
+/// Hashes the whole blocks of `rest`, the tokens that come right after those that `hashes` are of: what is left to do of a
+/// prompt whose beginning is known.
 ///
 /// # Panics
-/// If `block_size` is 0, or there are more hashes than whole blocks.
-pub fn extend_hashes(hashes: &mut Vec<BlockHash>, tokens: &[u32], block_size: u32) {
+/// If `block_size` is 0.
+pub fn chain_blocks(hashes: &mut Vec<BlockHash>, rest: &[u32], block_size: u32) {
     assert!(block_size > 0, "a block holds at least one token");
-    let hashed = hashes.len() * block_size as usize;
-    assert!(
-        hashed <= tokens.len(),
-        "`{hashed}` tokens are hashed already, expected at most the `{}` that there are",
-        tokens.len()
-    );
     let mut parent = hashes.last().copied();
-    let blocks = tokens[hashed..].chunks_exact(block_size as usize);
+    let blocks = rest.chunks_exact(block_size as usize);
     hashes.extend(blocks.map(|block| *parent.insert(chain(parent, block))));
 }
 
@@ -121,7 +115,8 @@ mod tests {
             let whole = hash_blocks(&tokens, block_size);
             for first in 0..=tokens.len() {
                 let mut hashes = hash_blocks(&tokens[..first], block_size);
-                extend_hashes(&mut hashes, &tokens, block_size);
+                let hashed = hashes.len() * block_size as usize;
+                chain_blocks(&mut hashes, &tokens[hashed..], block_size);
                 assert_eq!(hashes, whole, "blocks of {block_size}, {first} tokens first");
             }
         }

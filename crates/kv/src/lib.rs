@@ -9,7 +9,7 @@ mod index;
 mod pool;
 mod prompt;
 
-pub use hash::{BlockHash, BlockHasher, BlockMap, chain, extend_hashes, hash_blocks};
+pub use hash::{BlockHash, BlockHasher, BlockMap, chain, chain_blocks, hash_blocks};
 pub use host::{HostChange, HostTier};
 pub use index::{IndexDump, IndexedBlock, MAX_OWNERS, MAX_WORKERS, Overlap, ResidencyIndex, WorkerBlocks};
 pub use pool::{Allocation, BlockPool, BlockState, Committed, Evicted, PoolDump, PoolStatistics};

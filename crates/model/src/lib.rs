@@ -32,6 +32,7 @@ mod matrix;
 mod model;
 mod open;
 mod prompt_memory;
+mod prompt_tokens;
 mod prompt_tree;
 mod quants;
 #[cfg(test)]
@@ -56,6 +57,7 @@ pub use kv_store::{KvError, KvStore};
 pub use model::Model;
 pub use open::{Bundle, ModelSpec, OpenError, TINY_SEED, cached, default_cache_dir, open, open_vocabulary, resolve};
 pub use prompt_memory::{EncodedPrompt, Opening, PROMPT_MEMORY_BYTES, PromptMark, PromptMemory};
+pub use prompt_tokens::PromptTokens;
 pub use stream::StreamDecoder;
 pub use template::{CHATML, ChatInput, ChatTemplate, TemplateError};
 pub use tokenizer::{Cut, TokenKind, Tokenizer, TokenizerError, TokenizerParts};

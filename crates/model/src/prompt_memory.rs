@@ -15,10 +15,11 @@
 //! sessions are forgotten by whoever has a clock ([`PromptMemory::forget_unused_since`]).
 
 use crate::cuts::{Cuts, Uncuttable};
+use crate::prompt_tokens::PromptTokens;
 use crate::prompt_tree::{Known, Segment, Segmenter, Tree};
 use crate::tokenizer::Tokenizer;
-use homing_kv::{BlockHash, Prompt, extend_hashes};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use homing_kv::{BlockHash, Prompt, chain_blocks};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a router remembers by default, in bytes: 200 idle sessions of 128K tokens or 1,600 of 16K that share nothing.
 pub const PROMPT_MEMORY_BYTES: usize = 256 << 20;
@@ -42,7 +43,7 @@ pub enum Opening {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedPrompt {
     /// The tokens.
-    pub tokens: Arc<[u32]>,
+    pub tokens: PromptTokens,
     /// The hashes of their whole blocks.
     pub prompt: Prompt,
     /// Of the tokens, how many at the beginning were known and not computed again.
@@ -123,32 +124,47 @@ impl PromptMemory {
     }
 
     /// The tokens and blocks of a text, from what is known of it and what is not; it is known from now on.
+    ///
+    /// # Panics
+    /// Never: no text has too many bytes.
     #[must_use]
     pub fn encode(&self, text: &str, opening: Opening) -> EncodedPrompt {
+        self.encode_near(text, opening, usize::MAX)
+            .expect("no text is longer than the largest number")
+    }
+
+    /// The same where at most so many bytes of the text are not known, so that it does not take long.
+    #[must_use]
+    pub fn encode_near(&self, text: &str, opening: Opening, new_bytes_max: usize) -> Option<EncodedPrompt> {
+        let is_near = |known: usize| text.len() - known <= new_bytes_max;
         let Ok(cuts) = self.tokenizer.cuts() else {
-            return self.encode_cold(text, opening);
+            return is_near(0).then(|| self.encode_cold(text, opening));
         };
         let root = Tree::root(match opening {
             Opening::Text => 0,
             Opening::Bos => 1,
         });
         let known = self.tree().follow(root, text, cuts);
-        let mut work = Work::begin(self, text, &known);
-        let known_tokens = work.tokens.len();
+        if !is_near(known.length) {
+            return None;
+        }
+        let place = known.place;
+        let is_cold = known.length == 0;
+        let mut work = Work::begin(self, text, known);
         let mut segments = Vec::new();
         while let Some(segment) = work.segment(self, cuts, opening) {
-            if segment.tokens.len() <= 1 && known.length == 0 && segments.is_empty() {
+            if segment.tokens.len() <= 1 && is_cold && segments.is_empty() {
                 // A text of no tokens: whether the opening is put before it hangs on what follows.
-                return self.encode_cold(text, opening);
+                return Some(self.encode_cold(text, opening));
             }
             segments.push(segment);
         }
         work.finish(self, opening);
         // The lock is not held while texts are tokenised: what another request forgot meanwhile is not grown upon.
         if !segments.is_empty() {
-            self.tree().grow(known.place, segments);
+            self.tree().grow(place, segments);
         }
-        work.encoded(self.block_size, known_tokens)
+        Some(work.encoded(self.block_size))
     }
 
     /// A prompt that came as tokens; nothing is remembered of it.
@@ -175,12 +191,17 @@ impl PromptMemory {
     }
 }
 
-/// A prompt that is being put together.
+/// A prompt that is being put together: what is known of it stays where it is, and what is new is tokenised and hashed.
 struct Work<'text> {
     text: &'text str,
     /// Bytes of the text that have tokens.
     done: usize,
+    known: PromptTokens,
+    /// Of the known tokens those after the last whole block, then the new ones.
     tokens: Vec<u32>,
+    /// How many of `tokens` are known.
+    carried: usize,
+    /// Of all whole blocks.
     hashes: Vec<BlockHash>,
 }
 
@@ -188,20 +209,27 @@ struct Work<'text> {
 const TOKEN_BYTES: usize = 3;
 
 impl<'text> Work<'text> {
-    fn begin(memory: &PromptMemory, text: &'text str, known: &Known) -> Self {
-        let tokens: usize = known.segments.iter().map(|segment| segment.tokens.len()).sum();
-        let expected = tokens + (text.len() - known.length) / TOKEN_BYTES + 1;
-        let mut work = Self {
-            text,
-            done: known.length,
-            tokens: Vec::with_capacity(expected),
-            hashes: Vec::with_capacity(expected / memory.block_size as usize),
-        };
-        for segment in &known.segments {
-            work.tokens.extend_from_slice(&segment.tokens);
-            work.hashes.extend_from_slice(&segment.hashes);
+    fn begin(memory: &PromptMemory, text: &'text str, known: Known) -> Self {
+        let Known { segments, length, .. } = known;
+        let new_tokens = (text.len() - length) / TOKEN_BYTES + 1;
+        let block_size = memory.block_size as usize;
+        let known_tokens = segments.iter().map(|segment| segment.tokens.len()).sum::<usize>();
+        let mut hashes = Vec::with_capacity((known_tokens + new_tokens) / block_size);
+        for segment in &segments {
+            hashes.extend_from_slice(&segment.hashes);
         }
-        work
+        let known = PromptTokens::known(segments);
+        let carried = known_tokens % block_size;
+        let mut tokens = Vec::with_capacity(carried + new_tokens);
+        tokens.extend_from_slice(&known.part(known_tokens - carried, carried));
+        Self {
+            text,
+            done: length,
+            known,
+            tokens,
+            carried,
+            hashes,
+        }
     }
 
     /// Tokenises and hashes up to the next cut.
@@ -225,15 +253,20 @@ impl<'text> Work<'text> {
     fn advance(&mut self, memory: &PromptMemory, to: usize, opening: Opening) {
         let opening = if self.done == 0 { opening } else { Opening::Text };
         self.tokens.extend(memory.tokens(&self.text[self.done..to], opening));
-        extend_hashes(&mut self.hashes, &self.tokens, memory.block_size);
+        // `tokens` begin where a block does.
+        let before = self.known.len() - self.carried;
+        let hashed = self.hashes.len() * memory.block_size as usize - before;
+        chain_blocks(&mut self.hashes, &self.tokens[hashed..], memory.block_size);
         self.done = to;
     }
 
-    fn encoded(self, block_size: u32, known_tokens: usize) -> EncodedPrompt {
-        let length = u32::try_from(self.tokens.len()).expect("a prompt is shorter than 2^32 tokens");
+    fn encoded(self, block_size: u32) -> EncodedPrompt {
+        let known_tokens = self.known.len();
+        let tokens = self.known.followed_by(&self.tokens[self.carried..]);
+        let length = u32::try_from(tokens.len()).expect("a prompt is shorter than 2^32 tokens");
         EncodedPrompt {
             prompt: Prompt::new(self.hashes, length, block_size),
-            tokens: self.tokens.into(),
+            tokens,
             known_tokens,
         }
     }

@@ -18,6 +18,10 @@ const WORKERS: usize = 3;
 /// process holds at its bounds is what is judged; below them its memory follows the traffic.
 const REQUESTS_PER_WORKER: usize = 8;
 const SESSIONS: usize = 96;
+/// Bytes of prompts that the router remembers, and blocks of its index: the defaults, 256 MB and two millions, would be reached after
+/// hours of this traffic, and until then what is remembered is a matter of who happens to be there.
+const PROMPT_MEMORY_BYTES: usize = 8 << 20;
+const INDEX_BLOCKS: usize = 32_768;
 /// KV event batches that a worker keeps for a replay. The default, vLLM's 10,000, takes some 10 MB after ten minutes of this traffic and
 /// would be reached after the run.
 const REPLAY_BATCHES: &str = "1000";
@@ -85,7 +89,8 @@ impl Cluster {
         let (seconds, nanoseconds) = (session_idle.as_secs(), session_idle.subsec_nanos());
         let head = format!(
             "listen = \"{address}\"\ntokenizer = \"tiny\"\n[router.clocks]\nsession_idle = {{ secs = {seconds}, nanos = {nanoseconds} }}\n\
-            [router.limits]\nrequests_per_worker = {REQUESTS_PER_WORKER}\nsessions = {SESSIONS}\n"
+            [router.limits]\nrequests_per_worker = {REQUESTS_PER_WORKER}\nsessions = {SESSIONS}\nindex_blocks = {INDEX_BLOCKS}\n\
+            [limits]\nprompt_memory_bytes = {PROMPT_MEMORY_BYTES}\n"
         );
         let file = out.join("serve.toml");
         std::fs::write(&file, head + &config)?;

@@ -88,6 +88,11 @@ impl Default for Watch {
 }
 
 impl Watch {
+    /// One that remembers so many sessions, as the core does, up to its own bound.
+    pub(crate) fn of_sessions(sessions: usize) -> Self {
+        Self::new(sessions.clamp(1, SESSIONS), BLOCKS)
+    }
+
     fn new(sessions_max: usize, blocks_max: usize) -> Self {
         Self(Mutex::new(Memory {
             sessions_max,

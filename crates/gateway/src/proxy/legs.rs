@@ -6,6 +6,7 @@
 use super::exactness::CARRIED;
 use bytes::Bytes;
 use homing_kv::BlockHash;
+use homing_model::PromptTokens;
 use homing_wire::openai::Body;
 use homing_wire::transfer_params::prompt_hash;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ impl Endpoint {
 pub(crate) struct LegPrompt {
     endpoint: Endpoint,
     body: Arc<Body>,
-    tokens: Arc<[u32]>,
+    tokens: PromptTokens,
 }
 
 /// What an engine must be told to hold a prompt's KV for another.
@@ -57,7 +58,7 @@ const OF_THE_ANSWER: [&str; 11] = [
 
 impl LegPrompt {
     /// The client's request as it came, with its prompt's tokens as the router has them.
-    pub(crate) fn original(endpoint: Endpoint, body: Arc<Body>, tokens: Arc<[u32]>) -> Self {
+    pub(crate) fn original(endpoint: Endpoint, body: Arc<Body>, tokens: PromptTokens) -> Self {
         Self { endpoint, body, tokens }
     }
 
@@ -74,7 +75,7 @@ impl LegPrompt {
         Self {
             endpoint: Endpoint::Completions,
             body: Arc::new(body),
-            tokens: tokens.into(),
+            tokens: tokens.to_vec().into(),
         }
     }
 
@@ -85,13 +86,12 @@ impl LegPrompt {
 
     /// Its first so many tokens, for the legs that move a history.
     pub(crate) fn history(&self, tokens: u32) -> Self {
-        let tokens = self.tokens.get(..tokens as usize).unwrap_or(&self.tokens);
-        Self::continued(&self.body, tokens, 1)
+        Self::continued(&self.body, &self.tokens.part(0, tokens as usize), 1)
     }
 
     /// The hash of the whole prompt.
     pub(crate) fn hash(&self) -> BlockHash {
-        prompt_hash(&self.tokens)
+        prompt_hash(&self.tokens.whole())
     }
 
     pub(crate) fn endpoint(&self) -> Endpoint {
@@ -157,7 +157,7 @@ mod tests {
         LegPrompt::original(
             endpoint,
             Arc::new(Body::parse(&body.to_owned().into()).unwrap()),
-            [1, 2, 3].into(),
+            vec![1, 2, 3].into(),
         )
     }
 

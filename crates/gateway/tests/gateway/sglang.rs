@@ -480,7 +480,12 @@ async fn a_client_that_hangs_up_releases_both_legs() {
         (0, 0),
         "they were told, not left to notice"
     );
-    assert!(prefill.aborted() >= 1 && decode.aborted() >= 2);
+    // Of two legs that are about to meet, the one that is told later has failed with the other, if that was quick.
+    let (at_prefill, at_decode) = (prefill.aborted(), decode.aborted());
+    assert!(
+        at_prefill + at_decode >= 2 && at_decode >= 1,
+        "{at_prefill} {at_decode}"
+    );
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use crate::upstream::LegError;
 use bytes::{Bytes, BytesMut};
 use homing_router::action::{KvUse, RouteError};
 use homing_router::event::{Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume};
+use std::borrow::Cow;
 
 impl Flight {
     pub(super) async fn decode_said(&mut self, news: DecodeNews) {
@@ -124,8 +125,9 @@ impl Flight {
 
     /// The prompt as the engine had it, and what the client has of the answer.
     pub(super) fn tokens_so_far(&self) -> Vec<u32> {
-        let prompt = self.transcript.prompt().unwrap_or(&self.request.tokens);
-        [prompt, self.transcript.sent()].concat()
+        let own = || self.request.tokens.whole();
+        let prompt = self.transcript.prompt().map_or_else(own, Cow::Borrowed);
+        [&prompt, self.transcript.sent()].concat()
     }
 
     pub(super) fn tokens_left(&self) -> u32 {

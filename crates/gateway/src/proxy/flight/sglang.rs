@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_leg_is_the_clients_request_with_where_to_meet() {
         let check = |endpoint, client: &str, expected: &str| {
-            let prompt = LegPrompt::original(endpoint, Arc::new(parsed(client)), [1].into());
+            let prompt = LegPrompt::original(endpoint, Arc::new(parsed(client)), vec![1].into());
             let routing = Routing {
                 rid: "r-0p".to_owned(),
                 bootstrap: Some(Bootstrap {
