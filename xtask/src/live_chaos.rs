@@ -8,7 +8,7 @@
 mod abuse;
 mod cluster;
 mod hang_ups;
-mod http;
+pub mod http;
 mod kills;
 mod load;
 mod report;

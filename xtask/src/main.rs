@@ -4,6 +4,7 @@ mod chaos;
 mod ci;
 mod determinism;
 mod e2e;
+mod live;
 mod live_chaos;
 mod mutations;
 mod reproduce;
@@ -35,6 +36,8 @@ enum Chore {
     Chaos(chaos::Args),
     /// A router and workers as processes, killed, stopped, cut off and abused: minutes.
     LiveChaos(live_chaos::Args),
+    /// The same trace live and on paper: the same order of policies, the same time to first token? Minutes a policy.
+    Live(live::Args),
     /// Whether the checks bite: what each mutation breaks must be noticed.
     Mutations(mutations::Args),
     /// The checks on recorded traces.
@@ -59,6 +62,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Determinism => determinism::run(),
         Chore::Chaos(args) => chaos::run(&args),
         Chore::LiveChaos(args) => live_chaos::run(&args),
+        Chore::Live(args) => live::run(&args),
         Chore::Mutations(args) => mutations::run(&args),
         Chore::Traces { folder } => traces::run(&folder),
         Chore::E2e(args) => e2e::run(&args),
