@@ -70,6 +70,7 @@ fn turn(router: &mut Router, now: &mut Instant, request: u64, prompt: &Prompt) {
         session: SessionHint::Explicit(7),
         prompt: prompt.clone(),
         max_output_tokens: 100,
+        priority: 0,
         compared: None,
     };
     router.handle(*now, Event::Turn(turn));

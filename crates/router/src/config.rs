@@ -122,8 +122,13 @@ impl Default for Limits {
 pub struct Clocks {
     /// A request waits in the queue for so long at most.
     pub queue_wait: Duration,
-    /// Once the first in the queue has waited for so long, nobody overtakes it where it waits for room.
+    /// Once the one in the queue that came first has waited for so long, nobody overtakes it where it waits for room, but those of better
+    /// priority or whose sessions had less service.
     pub overtake: Duration,
+    /// Whoever has waited for so long is looked at before all who have not, whatever their priority and their sessions' service.
+    pub overdue: Duration,
+    /// So long after it, half of the service that a session has had is forgotten.
+    pub service_half_life: Duration,
     /// First and shortest pause before a waiting request is tried again, or a busy worker is asked again.
     pub backoff_base: Duration,
     /// Longest such pause.
@@ -169,6 +174,8 @@ impl Default for Clocks {
         Self {
             queue_wait: Duration::from_secs(300),
             overtake: Duration::from_secs(10),
+            overdue: Duration::from_secs(60),
+            service_half_life: Duration::from_secs(60),
             backoff_base: Duration::from_millis(50),
             backoff_cap: Duration::from_secs(2),
             retry_after: Duration::from_secs(5),

@@ -277,6 +277,9 @@ pub struct Turn {
     pub prompt: Prompt,
     /// Tokens to generate at most.
     pub max_output_tokens: u32,
+    /// When it is its turn among those that wait: lower is earlier, as engines take it.
+    #[serde(default)]
+    pub priority: i32,
     /// How the prompt's tokens compare with those of earlier prompts; `None` where the driver does not know.
     #[serde(default)]
     pub compared: Option<Compared>,

@@ -30,6 +30,8 @@ pub(crate) struct Request {
     /// What is to be prefilled: the client's prompt, and what the client was sent already.
     pub(crate) prompt: Prompt,
     pub(crate) max_output_tokens: u32,
+    /// Its priority, lower first.
+    pub(crate) priority: i32,
     pub(crate) phase: Phase,
     /// When it came into the queue, or came back there; a busy worker does not count as having left it.
     pub(crate) queued_since: Instant,
@@ -37,6 +39,8 @@ pub(crate) struct Request {
     pub(crate) attempt: u32,
     /// The plan of the present attempt.
     pub(crate) placed: Option<Placed>,
+    /// Since when it has a place at workers, as long as it has one.
+    pub(crate) served_since: Option<Instant>,
     /// Some of the answer was sent to the client.
     pub(crate) streamed: bool,
     /// The place in the queue: waits until then at most.

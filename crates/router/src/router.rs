@@ -200,6 +200,7 @@ impl Router {
         self.sessions.check_invariants();
         self.residency.check_invariants();
         self.timers.check_invariants();
+        self.queue.check_invariants();
         let booked: Vec<_> = self
             .requests
             .values()
@@ -212,7 +213,7 @@ impl Router {
             "requests with legs are booked, no others"
         );
         let waits = self.requests.values().filter(|request| request.phase == Phase::Waiting);
-        let waiting: BTreeSet<_> = waits.map(|request| (request.deadline, request.id)).collect();
+        let waiting: BTreeSet<_> = waits.map(|request| (request.id, request.deadline)).collect();
         assert_eq!(
             self.queue.iter().collect::<BTreeSet<_>>(),
             waiting,

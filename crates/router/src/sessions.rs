@@ -17,8 +17,10 @@
 
 mod audit;
 mod homed;
+mod service;
 
 pub(crate) use homed::Homed;
+pub(crate) use service::Service;
 
 use crate::action::Path;
 use crate::event::{Compared, PromptId, SessionHint};
@@ -83,6 +85,8 @@ pub(crate) struct Session {
     pub(crate) was_resident: bool,
     /// Plans by path, in the order of [`PATHS`].
     pub(crate) paths: [u32; PATHS.len()],
+    /// What its turns have had of workers.
+    pub(crate) service: Service,
 }
 
 /// The order in which plans are counted.
@@ -184,6 +188,13 @@ impl Sessions {
             .expect("all paths are listed");
         session.paths[column] += 1;
         self.homed.entry(home).or_default().add(session);
+    }
+
+    /// A turn of it had a place at workers for so long, up to now.
+    pub(crate) fn serve(&mut self, now: Instant, id: SessionId, served: Duration, half_life: Duration) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.service.add(now, served, half_life);
+        }
     }
 
     /// Its turn waits until there is room for its KV: until then it asks nothing of the place where it lived.
@@ -370,6 +381,7 @@ impl Sessions {
             home: None,
             was_resident: false,
             paths: [0; PATHS.len()],
+            service: Service::default(),
         };
         self.sessions.insert(id, session);
         id

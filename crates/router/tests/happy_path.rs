@@ -28,6 +28,7 @@ fn turn(request: u64, blocks: u128) -> Event {
         session: SessionHint::Recognise,
         prompt: Prompt::new(hashes, tokens, 16),
         max_output_tokens: 100,
+        priority: 0,
         compared: None,
     })
 }

@@ -129,11 +129,12 @@ fn request_event() -> impl Strategy<Value = Event> {
             continues: continues.map(PromptId),
         }),
     );
-    let turn = |(id, session, prompt, max_output_tokens, compared)| Turn {
+    let turn = |(id, session, prompt, (max_output_tokens, priority), compared)| Turn {
         request: RequestId(id),
         session,
         prompt,
         max_output_tokens,
+        priority,
         compared,
     };
     let usage = |output_tokens| LegUsage {
@@ -141,7 +142,7 @@ fn request_event() -> impl Strategy<Value = Event> {
         output_tokens,
     };
     prop_oneof![
-        (any::<u64>(), hint, prompt(), any::<u32>(), compared)
+        (any::<u64>(), hint, prompt(), any::<(u32, i32)>(), compared)
             .prop_map(turn)
             .prop_map(Event::Turn),
         (leg(), prop::option::of(any::<u32>()))
@@ -273,6 +274,7 @@ fn a_session_costs_its_new_blocks_only() {
                 session,
                 prompt,
                 max_output_tokens: 9,
+                priority: 0,
                 compared: None,
             }),
         )
@@ -310,6 +312,7 @@ fn a_replay_tells_whether_the_same_was_done() {
         session: SessionHint::Recognise,
         prompt: Prompt::new([], 5, 16),
         max_output_tokens: 1,
+        priority: 0,
         compared: None,
     };
     let error = replay(&record(&[(0, Event::Turn(turn))]), |_, _, _, _| {}).unwrap_err();

@@ -62,6 +62,8 @@ pub(crate) struct TurnRequest {
     pub(crate) output_tokens: u32,
     /// Tokens to generate at most, as the engine stops.
     pub(crate) output_limit: u32,
+    /// When it is its turn among requests that wait in the router: lower is earlier.
+    priority: i32,
     pub(crate) stream: bool,
     /// What the router asks engines for and the client did not.
     pub(crate) edit: AnswerEdit,
@@ -157,6 +159,7 @@ impl Parsed {
             prompt: tokenised.prompt.clone(),
             compared: Some(tokenised.compared),
             max_output_tokens: self.params.max_tokens.unwrap_or(COMPLETION_TOKENS),
+            priority: self.params.priority,
         })
     }
 }
@@ -289,6 +292,7 @@ impl TurnRequest {
             // A client without a limit means the context; booking all of it would keep everybody else out.
             output_tokens: output_limit.min(params.max_tokens.unwrap_or(shell.default_output_tokens)),
             output_limit,
+            priority: params.priority,
             stream: params.stream,
             edit: edit(dialect, &params),
             headers: legs,
@@ -308,6 +312,7 @@ impl TurnRequest {
             prompt: self.prompt.clone(),
             compared: Some(self.compared),
             max_output_tokens: self.output_tokens,
+            priority: self.priority,
         }
     }
 

@@ -15,6 +15,8 @@ pub struct Habits {
     pub attempts: Option<u32>,
     /// How long a request may take from its arrival to its first token before it is given up; `None` for the router's own clocks.
     pub request_timeout: Option<Duration>,
+    /// In which order turns that wait are looked at, of those whose clients ask for the same priority.
+    pub order: Order,
     /// Every decode worker is asked for its load before each turn is placed, and not only once a second. What that costs
     /// the worker is the driver's to model.
     pub probes: bool,
@@ -28,4 +30,17 @@ pub enum Admission {
     Ledger,
     /// Nobody: a turn is sent at once, and waits in the engine. Only what can never work is denied.
     AtOnce,
+}
+
+/// In which order turns that wait are looked at. Whoever has waited too long comes first in either.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// As they came.
+    #[default]
+    Arrival,
+    /// Turns of sessions that had far less service first, old service fading; of those that had about as much, as they came.
+    Service,
+    /// The same, but of those that had about as much service, the ones that lack far less of their prompts first. It cost a quarter of
+    /// the TTFT p90 of 52 SWE sessions on eight H100s: whose KV was evicted waits, and evicts others when its turn comes.
+    Work,
 }

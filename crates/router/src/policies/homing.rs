@@ -34,7 +34,7 @@ mod terms;
 pub use cost::Terms;
 
 use super::spec::Parameters;
-use super::{Board, Choice, Considered, Policy, PolicyError, TurnView, WorkerView};
+use super::{Board, Choice, Considered, Habits, Order, Policy, PolicyError, TurnView, WorkerView};
 use crate::speed::Speed;
 use estimate::Estimate;
 use plans::Priced;
@@ -73,6 +73,8 @@ pub struct HomingConfig {
     pub moves: bool,
     /// The figures that plans are priced with, of each worker alike; `None` for what is learnt of each.
     pub speed: Option<Speed>,
+    /// In which order turns that wait are looked at.
+    pub order: Order,
     /// The terms that count.
     pub terms: Terms,
 }
@@ -97,6 +99,7 @@ impl Default for HomingConfig {
             fetch_s: 0.05,
             moves: true,
             speed: None,
+            order: Order::Service,
             terms: Terms::default(),
         }
     }
@@ -124,6 +127,15 @@ impl HomingConfig {
                 let words = ["learnt", "h200", "h100", "h20", "b200"];
                 Speed::of(parameters.choice("speed", expected, &words)?)
             },
+            order: match parameters.choice(
+                "order",
+                "`service`, `work` or `arrival`",
+                &["service", "work", "arrival"],
+            )? {
+                "arrival" => Order::Arrival,
+                "work" => Order::Work,
+                _ => Order::Service,
+            },
             terms: Terms::parse(parameters)?,
         })
     }
@@ -145,6 +157,13 @@ const BUSY_MEMORY: f64 = 64.0;
 const FIRST_BUSY_SHARE: f64 = 0.2;
 
 impl Policy for Homing {
+    fn habits(&self) -> Habits {
+        Habits {
+            order: self.config.order,
+            ..Habits::default()
+        }
+    }
+
     fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
         self.look(board);
         let estimate = Estimate::new(&self.config, board, turn, self.busy_share);

@@ -64,7 +64,7 @@ mod places;
 
 use super::round_robin::in_turn;
 use super::spec::Parameters;
-use super::{Admission, Board, Choice, Considered, Habits, Plan, Policy, PolicyError, TurnView, WorkerView};
+use super::{Admission, Board, Choice, Considered, Habits, Order, Plan, Policy, PolicyError, TurnView, WorkerView};
 use crate::admission::Denied;
 use homing_units::{Duration, WorkerId};
 pub use pause::Backpressure;
@@ -211,6 +211,7 @@ impl Policy for KvAware {
             admission: Admission::AtOnce,
             attempts: Some(1),
             request_timeout: self.config.request_timeout,
+            order: Order::Arrival,
             probes: true,
         }
     }

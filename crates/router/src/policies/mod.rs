@@ -25,7 +25,7 @@ pub use board::{Board, Choice, Considered, LinkView, Plan, TurnView, WorkerView}
 pub use contention::{Contention, ContentionConfig};
 pub use dp_cache_aware::{DpCacheAware, DpCacheAwareConfig};
 pub use elastic::{Gate, Ties};
-pub use habits::{Admission, Habits};
+pub use habits::{Admission, Habits, Order};
 pub use homing::{Homing, HomingConfig};
 pub use kv_aware::{KvAware, KvAwareConfig};
 pub use lazy_migration::{LazyMigration, LazyMigrationConfig, Trigger};

@@ -326,13 +326,14 @@ impl Router {
         self.release(id);
         self.timers.clear(Timer::Request(id));
         let request = self.requests.remove(&id).expect("only a living request ends");
-        self.queue.remove(request.deadline, id);
+        self.queue.remove(id);
         self.sessions.end(self.now, request.session, &mut self.residency.index);
         self.history.ended(self.now, id, outcome);
     }
 
     fn release(&mut self, id: RequestId) {
         if self.ledger.release(id) {
+            self.account_for_service(id);
             let plan = self.plan(id);
             self.queue.free(plan.decode);
             let lender = plan.fetch.map(|fetch| fetch.from);
@@ -340,6 +341,18 @@ impl Router {
                 .into_iter()
                 .chain(lender)
                 .for_each(|other| self.queue.free(other));
+        }
+    }
+
+    /// Its session has had the place that the request gives up.
+    fn account_for_service(&mut self, id: RequestId) {
+        let request = self.requests.get_mut(&id).expect("only a living request had a place");
+        if let Some(since) = request.served_since.take() {
+            let served = self.now.saturating_since(since);
+            let half_life = self.config.clocks.service_half_life;
+            let session = request.session;
+            self.sessions.serve(self.now, session, served, half_life);
+            self.queue.served(session, self.service_level(session));
         }
     }
 

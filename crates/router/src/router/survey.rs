@@ -53,7 +53,7 @@ impl Router {
         // A worker that is asked before each turn tells what it holds; guesses are for those that are not.
         let probes = self.habits.probes;
         let told = probes.then(|| self.residency.known(&request.prompt.blocks, session.family));
-        let kept = self.kept_for().filter(|(first, _)| *first != id).map(|(_, plan)| plan);
+        let kept = self.kept_from(request);
         let view = |worker: &Worker| {
             let told = told.as_ref().filter(|_| worker.state() == WorkerState::Exact);
             let held = told.unwrap_or(&held).get(&worker.info.id).copied().unwrap_or_default();

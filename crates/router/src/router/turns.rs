@@ -7,12 +7,16 @@ use crate::admission::{Demand, Denied};
 use crate::event::{Leg, Turn};
 use crate::fleet::Worker;
 use crate::handoff::{Phase, Placed, Request, Signal};
-use crate::policies::{Board, Choice, Plan};
-use homing_units::{Duration, Instant, RequestId};
+use crate::policies::{Board, Choice, Order, Plan, TurnView};
+use crate::queue::{Place, Rank};
+use homing_units::{Duration, Instant, RequestId, SessionId};
 use std::collections::BTreeSet;
 
 /// So many that wait double their pauses.
 const CROWD: usize = 64;
+
+/// Turns that lack numbers of tokens within this factor of each other are about as much work.
+const ALIKE: u32 = 8;
 
 impl Router {
     pub(super) fn on_turn(&mut self, turn: Turn) {
@@ -40,10 +44,12 @@ impl Router {
             arrived: self.now,
             prompt: turn.prompt,
             max_output_tokens: turn.max_output_tokens,
+            priority: turn.priority,
             phase: Phase::Waiting,
             queued_since: self.now,
             attempt: 0,
             placed: None,
+            served_since: None,
             streamed: false,
             deadline: self.now + self.config.clocks.queue_wait,
             pause: Duration::ZERO,
@@ -118,9 +124,49 @@ impl Router {
     /// Puts a request that is in phase `Waiting` into the queue, and tries to place it at once where it may overtake.
     pub(super) fn wait(&mut self, id: RequestId) {
         let request = &self.requests[&id];
-        self.queue.insert(request.deadline, id, request.not_before);
+        let place = Place {
+            session: request.session,
+            rank: self.rank(request),
+            deadline: request.deadline,
+            overdue: request.queued_since + self.config.clocks.overdue,
+            not_before: request.not_before,
+            waits_for: None,
+        };
+        self.queue.insert(id, place);
         self.pause(id);
         self.try_in_turn(id);
+    }
+
+    /// Where a request that begins to wait stands in the queue's order. What it lacks is not known yet.
+    fn rank(&self, request: &Request) -> Rank {
+        Rank {
+            priority: request.priority,
+            service: self.service_level(request.session),
+            work: 0,
+        }
+    }
+
+    /// How much service a session has had, as far as the queue's order is by that.
+    pub(super) fn service_level(&self, session: SessionId) -> i32 {
+        let half_life = self.config.clocks.service_half_life;
+        match self.habits.order {
+            Order::Arrival => 0,
+            Order::Service | Order::Work => {
+                let session = self.sessions.get(session);
+                session.map_or(0, |session| session.service.level(self.now, half_life))
+            }
+        }
+    }
+
+    /// How much is to be computed for a turn, as far as the queue's order is by that: what no worker holds of its prompt.
+    fn work(&self, board: &Board, turn: &TurnView) -> u32 {
+        match self.habits.order {
+            Order::Arrival | Order::Service => 0,
+            Order::Work => {
+                let lacks = board.workers.iter().map(|worker| worker.lacks(turn)).min();
+                lacks.unwrap_or(turn.prompt_tokens).checked_ilog(ALIKE).unwrap_or(0)
+            }
+        }
     }
 
     /// Tries the first few of those that what was freed may help, in order.
@@ -160,12 +206,14 @@ impl Router {
         }
     }
 
-    /// Whose plan's workers are kept for it: the first in the queue, once it has waited too long for room. Nobody overtakes it there;
-    /// elsewhere others go on, since they take nothing from it.
-    pub(super) fn kept_for(&self) -> Option<(RequestId, Plan)> {
-        let first = &self.requests[&self.queue.first()?];
+    /// The plan whose workers are kept from this request, for the senior of the queue once that has waited too long for room.
+    /// Nobody overtakes it there but those who may go before it; elsewhere others go on, since they take nothing from it.
+    pub(super) fn kept_from(&self, request: &Request) -> Option<Plan> {
+        let senior = self.queue.senior(self.now).filter(|senior| senior.id != request.id)?;
+        let rank = self.queue.rank_of(request.id).unwrap_or_default();
+        let first = &self.requests[&senior.id];
         let long = self.now.saturating_since(first.queued_since) > self.config.clocks.overtake;
-        first.wants_room.filter(|_| long).map(|plan| (first.id, plan))
+        first.wants_room.filter(|_| long && senior.precedes(rank))
     }
 
     /// Plans a waiting request, and places it if there is room.
@@ -180,9 +228,9 @@ impl Router {
             self.reject(id, error);
             return;
         }
-        let (mut board, mut choice) = self.consider(id);
+        let (mut board, mut turn, mut choice) = self.consider(id);
         if choice.is_stuck() && self.forgive(id) {
-            (board, choice) = self.consider(id);
+            (board, turn, choice) = self.consider(id);
         }
         if let Some(plan) = choice.plan {
             self.place(id, plan, &choice, &board);
@@ -199,25 +247,26 @@ impl Router {
             .iter()
             .find(|plan| plan.denied.is_some_and(Denied::is_room));
         request.wants_room = full.filter(|_| !crowded).map(|full| full.plan);
-        self.queue.waits_for(request.deadline, id, choice.waits_for);
         if let Some(pause) = choice.pause {
             request.not_before = self.now + pause;
-            self.queue.sleeps(request.deadline, id, request.not_before);
+            self.queue.sleeps(id, request.not_before);
             let again = request.not_before.min(request.deadline);
             self.timers.set(Timer::Request(id), again);
         }
         if crowded {
             self.sessions.pause(self.requests[&id].session);
         }
+        let work = self.work(&board, &turn);
+        self.queue.waits_for(id, choice.waits_for, work);
         self.history.waits(id, &choice.reason);
     }
 
     /// What the policy makes of the board as it is now.
-    fn consider(&mut self, id: RequestId) -> (Board, Choice) {
+    fn consider(&mut self, id: RequestId) -> (Board, TurnView, Choice) {
         let (board, turn) = self.survey(id);
         let choice = board.aided(self.policy.choose(&board, &turn), &turn);
         let choice = self.sourced(choice, &board, &turn);
-        (board, choice)
+        (board, turn, choice)
     }
 
     /// Avoids nobody any more; whether there was anybody. To avoid those who failed a request is right while there are
@@ -245,11 +294,13 @@ impl Router {
             prefill_cached_tokens,
         });
         request.pause = Duration::ZERO;
-        if request.wants_room.take().is_some() && self.queue.first() == Some(id) {
+        request.served_since = Some(self.now);
+        let is_senior = self.queue.senior(self.now).is_some_and(|senior| senior.id == id);
+        if request.wants_room.take().is_some() && is_senior {
             // Whom it kept from overtaking may look again.
             self.queue.free_all();
         }
-        self.queue.remove(request.deadline, id);
+        self.queue.remove(id);
         let prompt = request.prompt.clone();
         let output_tokens = self.output_tokens(self.requests[&id].max_output_tokens);
         let reserve_tokens = self

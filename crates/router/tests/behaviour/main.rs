@@ -4,6 +4,7 @@ mod admission;
 mod fetches;
 mod habits;
 mod handoff;
+mod order;
 mod pushes;
 mod sessions;
 #[path = "../support/mod.rs"]

@@ -137,6 +137,17 @@ impl Driver {
         compared: Option<Compared>,
         max_output_tokens: u32,
     ) -> RequestId {
+        self.ranked_turn(session, prompt, compared, (max_output_tokens, 0))
+    }
+
+    /// A client asks for a turn of so many tokens at most, with this priority.
+    pub fn ranked_turn(
+        &mut self,
+        session: SessionHint,
+        prompt: Prompt,
+        compared: Option<Compared>,
+        (max_output_tokens, priority): (u32, i32),
+    ) -> RequestId {
         let request = RequestId(self.next_request);
         self.next_request += 1;
         let client = Client {
@@ -151,6 +162,7 @@ impl Driver {
             session,
             prompt,
             max_output_tokens,
+            priority,
             compared,
         }));
         request

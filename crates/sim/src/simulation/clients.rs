@@ -34,6 +34,7 @@ impl Simulation<'_> {
             prompt: client.prompt.clone(),
             compared: compared(self.trace, turn),
             max_output_tokens: client.wanted,
+            priority: 0,
         }));
         self.clients.insert(request, client);
         self.unplanned.insert(request);

@@ -6,6 +6,7 @@ mod defects;
 mod determinism;
 mod faults;
 mod forecasts;
+mod order;
 mod physics;
 mod published;
 mod stack;

@@ -53,6 +53,8 @@ pub struct GenerationParams {
     pub kv_transfer_params: Option<Bytes>,
     /// OpenAI's end-user id.
     pub user: Option<String>,
+    /// When it is its turn among requests that wait: lower is earlier; 0 where not given.
+    pub priority: i32,
     /// OpenAI's name for prompts that share a prefix.
     pub prompt_cache_key: Option<String>,
 }
@@ -317,6 +319,7 @@ impl GenerationParams {
             logprobs,
             kv_transfer_params,
             user: body.read("user", "a string")?,
+            priority: body.read("priority", "an integer of 32 bits")?.unwrap_or(0),
             prompt_cache_key: body.read("prompt_cache_key", "a string")?,
         })
     }

@@ -54,7 +54,10 @@ fn defaults_are_openais() {
     let params = request.params;
     assert_eq!((params.temperature, params.top_p, params.max_tokens), (1.0, 1.0, None));
     assert!(!params.stream && !params.include_usage && !params.ignore_eos && !params.return_token_ids);
-    assert_eq!((params.logprobs, params.min_tokens, params.stop.len()), (None, 0, 0));
+    assert_eq!(
+        (params.logprobs, params.min_tokens, params.stop.len(), params.priority),
+        (None, 0, 0, 0)
+    );
 }
 
 #[test]
@@ -62,7 +65,7 @@ fn members_are_read() {
     let text = r#""model":"m","max_tokens":7,"max_completion_tokens":5,"min_tokens":2,"temperature":0,"top_p":0.5,
         "seed":-3,"stop":"END","stream":true,"stream_options":{"include_usage":true},"ignore_eos":true,
         "return_token_ids":true,"logprobs":3,"user":"u","n":1,"kv_transfer_params":{"do_remote_decode": true},
-        "prompt_cache_key":"k""#;
+        "prompt_cache_key":"k","priority":-2"#;
     let params = with(text).expect("all members are right").params;
     assert_eq!(
         (params.max_tokens, params.min_tokens, params.temperature, params.top_p),
@@ -77,7 +80,7 @@ fn members_are_read() {
         params.kv_transfer_params.as_deref(),
         Some(&br#"{"do_remote_decode": true}"#[..])
     );
-    assert_eq!(params.prompt_cache_key.as_deref(), Some("k"));
+    assert_eq!((params.prompt_cache_key.as_deref(), params.priority), (Some("k"), -2));
     let nulls = r#""max_tokens":null,"stop":null,"kv_transfer_params":null,"stream":null,"seed":null,"n":null"#;
     assert_eq!(
         with(nulls).expect("null is absent").params,

@@ -419,6 +419,7 @@ fn it_sends_at_once_asks_first_and_never_tries_again() {
         admission: Admission::AtOnce,
         attempts: Some(1),
         request_timeout: None,
+        order: Order::Arrival,
         probes: true,
     };
     assert_eq!(policy("").habits(), at_once);
