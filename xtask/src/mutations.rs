@@ -16,8 +16,8 @@ const SEEDS: &str = "2000";
 enum Found {
     /// Chaos in the simulator.
     Chaos,
-    /// Tests: their package, and a part of their names.
-    Test(&'static str, &'static str),
+    /// Tests: their package, which of its test programs (`--lib` or `--test=NAME`), and a part of their names.
+    Test(&'static str, &'static str, &'static str),
     /// A drill, on its own seed.
     Drill(&'static str),
 }
@@ -54,7 +54,11 @@ const MUTATIONS: [Mutation; 19] = [
         from: "(leg.leg == expected && request.attempt == leg.attempt).then_some(placed)",
         to: "(leg.leg == expected).then_some(placed)",
         // Chaos draws them too rarely.
-        found: Found::Test("homing-router", "late_answers_of_old_attempts_change_nothing"),
+        found: Found::Test(
+            "homing-router",
+            "--test=behaviour",
+            "late_answers_of_old_attempts_change_nothing",
+        ),
     },
     Mutation {
         name: "KV events of a past life count",
@@ -75,7 +79,11 @@ const MUTATIONS: [Mutation; 19] = [
         file: "crates/router/src/router/workers.rs",
         from: "            Probe::Died => self.lose(worker),\n",
         to: "            Probe::Died => {}\n",
-        found: Found::Test("homing-router", "when_one_side_fails_the_other_is_cancelled_at_once"),
+        found: Found::Test(
+            "homing-router",
+            "--test=behaviour",
+            "when_one_side_fails_the_other_is_cancelled_at_once",
+        ),
     },
     Mutation {
         name: "batches of KV events are applied out of order",
@@ -119,6 +127,7 @@ const MUTATIONS: [Mutation; 19] = [
         to: "self.seeds == u32::MAX",
         found: Found::Test(
             "homing-router",
+            "--test=behaviour",
             "seeds_above_a_decode_workers_budget_wait_in_the_router",
         ),
     },
@@ -127,14 +136,14 @@ const MUTATIONS: [Mutation; 19] = [
         file: "crates/router/src/backoff.rs",
         from: "Duration::from_nanos(rng.random_range(base..top)).min(self.cap)",
         to: "Duration::from_nanos(top.min(base * 2).max(rng.random_range(base..base + 1))).min(self.cap)",
-        found: Found::Test("homing-router", "pauses_stay_between_base_and_cap_and_differ"),
+        found: Found::Test("homing-router", "--lib", "pauses_stay_between_base_and_cap_and_differ"),
     },
     Mutation {
         name: "boilerplate counts as a family's own",
         file: "crates/kv/src/index.rs",
         from: "            1.0 / self.owners.len() as f64",
         to: "            1.0",
-        found: Found::Test("homing-kv", "only_what_the_family_owns_pulls"),
+        found: Found::Test("homing-kv", "--test=index", "only_what_the_family_owns_pulls"),
     },
     Mutation {
         name: "boilerplate draws new sessions to where it lies",
@@ -148,14 +157,14 @@ const MUTATIONS: [Mutation; 19] = [
         file: "crates/router/src/fleet.rs",
         from: "        if self.past_epochs.contains(&epoch) {\n            return Life::Past;\n        }\n",
         to: "",
-        found: Found::Test("homing-router", "a_late_message_of_an_old_life_is_no_new_life"),
+        found: Found::Test("homing-router", "--lib", "a_late_message_of_an_old_life_is_no_new_life"),
     },
     Mutation {
         name: "a router that asks waits for the step, whatever the admission",
         file: "crates/sim/src/simulation/stack.rs",
         from: "        let Some(admission) = admission.filter(|_| self.router.habits().probes) else {\n            return;\n        };",
         to: "        let admission = admission.unwrap_or_default();",
-        found: Found::Test("homing-sim", "questions_"),
+        found: Found::Test("homing-sim", "--test=simulator", "questions_"),
     },
     Mutation {
         name: "a link that failed is used as if it had not",
@@ -169,14 +178,22 @@ const MUTATIONS: [Mutation; 19] = [
         file: "crates/gateway/src/fleet.rs",
         from: "(member.spec.kind == EngineKind::Homing).then(|| member.uri(\"/homing/release\"))",
         to: "(member.spec.kind != EngineKind::Homing).then(|| member.uri(\"/homing/release\"))",
-        found: Found::Test("homing-gateway", "kv_that_nobody_will_pull_is_let_go_of_at_once"),
+        found: Found::Test(
+            "homing-gateway",
+            "--test=gateway",
+            "kv_that_nobody_will_pull_is_let_go_of_at_once",
+        ),
     },
     Mutation {
         name: "a release is heard whatever life it was meant for",
         file: "crates/worker/src/http/release.rs",
         from: "if asked.epoch != app.info.epoch {",
         to: "if asked.epoch == BootEpoch(u64::MAX) {",
-        found: Found::Test("homing-worker", "an_export_that_nobody_will_pull_is_released_at_once"),
+        found: Found::Test(
+            "homing-worker",
+            "--test=worker",
+            "an_export_that_nobody_will_pull_is_released_at_once",
+        ),
     },
 ];
 
@@ -232,7 +249,7 @@ impl Found {
     fn describe(&self) -> String {
         match self {
             Self::Chaos => format!("chaos within {SEEDS} seeds"),
-            Self::Test(package, test) => format!("`cargo test -p {package} {test}`"),
+            Self::Test(package, program, test) => format!("`cargo test -p {package} {program} {test}`"),
             Self::Drill(mode) => format!("`homing drill {mode}`"),
         }
     }
@@ -245,14 +262,16 @@ impl Found {
                 let run = [&["run"][..], &which, &["--", SEEDS]];
                 [[&["build"][..], &which].concat(), run.concat()]
             }
-            Self::Test(package, test) => [
-                vec!["test", "--no-run", "--package", package],
-                vec!["test", "--package", package, test],
+            Self::Test(package, program, test) => [
+                vec!["test", "--no-run", "--package", package, program],
+                vec!["test", "--package", package, program, test],
             ],
-            Self::Drill(mode) => [
-                vec!["build", "--package", "homing"],
-                vec!["run", "--package", "homing", "--", "drill", mode],
-            ],
+            // The drills alone, which are built in a fraction of the time of the binary.
+            Self::Drill(mode) => {
+                let which = ["--package", "homing-drills", "--example", "drill"];
+                let run = [&["run"][..], &which, &["--", mode]];
+                [[&["build"][..], &which].concat(), run.concat()]
+            }
         }
     }
 
