@@ -332,6 +332,29 @@ fn a_turn_costs_what_is_new() {
 }
 
 #[test]
+fn what_is_near_is_what_lacks_few_bytes() {
+    for (name, tokenizer) in TOKENIZERS.iter() {
+        let memory = PromptMemory::new(tokenizer.clone(), 16, PROMPT_MEMORY_BYTES);
+        let first = format!("<|im_start|>user\n{}<|im_end|>\n", "hello the router ".repeat(40));
+        let next = format!("{first}<|im_start|>user\nand now?");
+        assert_eq!(
+            memory.encode_near(&next, Opening::Text, 100),
+            None,
+            "{name}: nothing is known"
+        );
+        check(&memory, name, &next, Opening::Text);
+        let near = memory.encode_near(&next, Opening::Text, 100);
+        let near = near.unwrap_or_else(|| panic!("{name}: all but the last message is known"));
+        assert_eq!(near.tokens, memory.encode_cold(&next, Opening::Text).tokens, "{name}");
+        assert_eq!(
+            memory.encode_near(&next, Opening::Bos, 100),
+            None,
+            "{name}: with another beginning"
+        );
+    }
+}
+
+#[test]
 fn the_longest_unused_prompt_is_forgotten_from_its_end() {
     let memory = memory(&Tokenizer::bytes(), 16, 64, 40_000);
     let prompt = |session: usize, messages: usize| -> String {
