@@ -52,9 +52,10 @@ async fn a_prefill_worker_that_is_gone_at_the_pull_is_no_error_of_the_clients() 
     }
 }
 
-/// Long tails are heavy, and any history is worth fetching.
+/// Long tails are heavy, and any history is worth fetching. With told speeds: what is learnt of a fake engine's first turns is noise.
 fn fetching(config: &mut GatewayConfig) {
-    config.router.policy = "homing:local_tokens=8:append_tokens=1000:fetch_s=0".parse().unwrap();
+    let policy = "homing:local_tokens=8:append_tokens=1000:fetch_s=0:speed=h200";
+    config.router.policy = policy.parse().unwrap();
 }
 
 /// Three turns of one session: seeded, appended by more than a transfer costs to compute, and with a heavy tail.
