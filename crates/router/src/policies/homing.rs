@@ -86,7 +86,9 @@ impl Default for HomingConfig {
             margin: 0.2,
             future_turns: 10.0,
             crowd_turns: 1.0,
-            pace_s: 200.0,
+            // Half of the time that a turn may wait at most: the other half is for the room that it wants then. At 200 a prompt of 310K
+            // tokens found none in time, in one of five runs of recorded agents.
+            pace_s: 150.0,
             fill: 0.9,
             // Over one, because sessions that wait come back later. By `gen:swe52` with pools of 40K to 92K tokens and gaps by 1, 3 and
             // 10: at 1 some wait for what they could have had, at 2 some pools thrash.

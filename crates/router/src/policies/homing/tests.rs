@@ -304,7 +304,7 @@ fn a_session_waits_while_each_pool_is_wanted_by_those_who_are_expected_back() {
     };
     check(DP, wanted([90_000; 3], 0), None);
     check(DP, wanted([90_000, 60_000, 90_000], 0), Some((Path::Local, None, 1)));
-    check(DP, wanted([95_000, 90_000, 96_000], 200), Some((Path::Local, None, 1)));
+    check(DP, wanted([95_000, 90_000, 96_000], 150), Some((Path::Local, None, 1)));
     // Where sessions pause for long there is time to prefill all of their histories each time: nobody waits.
     let seldom = |board: &mut Board| TurnView {
         expected_gap_s: 10.0,
