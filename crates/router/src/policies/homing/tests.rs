@@ -68,6 +68,26 @@ fn check<const N: usize>(
 }
 
 #[test]
+fn of_places_that_cost_the_same_the_one_where_the_fewest_live_takes_a_new_session() {
+    let lives = |board: &mut Board, live: [u32; 3], homed: [u32; 3]| {
+        for (worker, (live, homed)) in board.workers.iter_mut().zip(live.into_iter().zip(homed)) {
+            (worker.live_sessions, worker.homed_sessions) = (live, homed);
+        }
+        turn()
+    };
+    let on = |worker| Some((Path::Local, None, worker));
+    check(DP, |board| lives(board, [1, 1, 0], [1, 1, 1]), on(2));
+    check(DP, |board| lives(board, [0; 3], [5, 3, 4]), on(1));
+    check(DP, |board| lives(board, [0; 3], [3; 3]), on(0));
+    // What is clearly dearer does not become cheaper by having fewer.
+    let behind_and_empty = |board: &mut Board| {
+        behind(board, 2, 100_000);
+        lives(board, [1, 1, 0], [1, 1, 0])
+    };
+    check(DP, behind_and_empty, on(0));
+}
+
+#[test]
 fn what_a_worker_holds_is_appended_there() {
     let reason = check(PD, |board| later(board, 3, 19_000), Some((Path::Append, None, 3)));
     assert!(reason.starts_with("at home: first 0.0"), "{reason}");
