@@ -7,6 +7,7 @@
 
 #![expect(
     clippy::disallowed_types,
+    clippy::disallowed_methods,
     reason = "it spreads work over threads and says how long it took"
 )]
 
