@@ -120,6 +120,23 @@ impl Speed {
         self.stall_s(tokens, pairs, batch) + self.steps(tokens, batch) * self.decode_s(batch, context)
     }
 
+    /// Tokens of a prompt this long that a step may prefill beside `batch` requests that decode with so much context, so that it
+    /// takes `longest_s` at most. The step turned round, with all experts loaded and each token attending to the whole prompt:
+    ///
+    /// tokens = (longest - base - experts - token * batch - context * C) / (token + pair * prompt)
+    ///
+    /// Infinite where a chunk as long as the engine takes stays within that.
+    #[must_use]
+    pub fn tokens_within(&self, longest_s: f64, prompt_tokens: f64, batch: f64, context: f64) -> f64 {
+        let left_s = longest_s - self.base_s - self.experts_s - self.token_s * batch - self.context_s * context;
+        let tokens = (left_s / (self.token_s + self.pair_s * prompt_tokens)).max(0.0);
+        if tokens >= self.chunk_tokens - batch {
+            f64::INFINITY
+        } else {
+            tokens
+        }
+    }
+
     /// Steps that the prefill of so many tokens takes part in: decoding comes first, chunks get what is left.
     pub(crate) fn steps(&self, tokens: f64, batch: f64) -> f64 {
         (tokens / (self.chunk_tokens - batch).max(1.0)).ceil()
@@ -154,6 +171,22 @@ mod tests {
         // Ten requests of 2,560 tokens on average on an H100: 13.1 ms a token.
         check(Speed::of("h100").expect("known").decode_s(10.0, 25_600.0), 0.0126);
         assert_eq!(Speed::of("h300"), None);
+    }
+
+    #[test]
+    fn as_many_tokens_as_a_step_may_take_fill_it() {
+        let speed = Speed::default();
+        for (longest_s, prompt, batch, context) in [(0.05, 2e4, 0.0, 0.0), (0.1, 6e4, 8.0, 4e5), (0.2, 1e5, 32.0, 1e6)]
+        {
+            let tokens = speed.tokens_within(longest_s, prompt, batch, context);
+            check(speed.step_s(tokens + batch, tokens * prompt, context), longest_s);
+        }
+        assert_eq!(
+            speed.tokens_within(0.02, 2e4, 8.0, 4e5),
+            0.0,
+            "decoding alone takes longer"
+        );
+        assert_eq!(speed.tokens_within(10.0, 2e4, 8.0, 4e5), f64::INFINITY);
     }
 
     #[test]

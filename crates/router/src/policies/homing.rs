@@ -67,6 +67,9 @@ pub struct HomingConfig {
     /// Decode-only workers leave a turn whose history they hold, and of which they lack more tokens than this, to prefill workers, where
     /// any can take it.
     pub append_tokens: u32,
+    /// ...and more than a step takes beside what decodes there, if it is to last so many seconds at most: those who decode wait so long
+    /// for their next token. Where workers may do anything, whoever has fewer who wait may prefill it for another. 0 is no bound.
+    pub itl_target_s: f64,
     /// They do it themselves all the same if prefill workers would take so many times as long.
     pub overflow: f64,
     /// What it costs to fetch a history beside moving it, in seconds: two more requests.
@@ -104,6 +107,7 @@ impl Default for HomingConfig {
             // Of coding-agent turns nine in ten append less.
             append_tokens: 4_096,
             local_tokens: 512,
+            itl_target_s: f64::INFINITY,
             overflow: 3.0,
             fetch_s: 0.05,
             moves: true,
@@ -128,6 +132,10 @@ impl HomingConfig {
             afford: parameters.number("afford", default.afford)?,
             failure_s: parameters.number("failure_s", default.failure_s)?,
             append_tokens: parameters.whole("append_tokens", default.append_tokens)?,
+            itl_target_s: match parameters.number("itl_target_ms", 0.0)? {
+                0.0 => default.itl_target_s,
+                milliseconds => milliseconds / 1e3,
+            },
             overflow: parameters.number("overflow", default.overflow)?,
             fetch_s: parameters.number("fetch_s", default.fetch_s)?,
             local_tokens: parameters.whole("local_tokens", default.local_tokens)?,

@@ -113,6 +113,20 @@ impl<'a> Place<'a> {
             .prefill_s(f64::from(tokens), pairs(tokens, prompt_tokens), batch, context)
     }
 
+    /// Tokens of the prompt that the place may prefill without those who decode there waiting longer than this for their next
+    /// token: what one step takes within it, less what is pending there already. Where nobody decodes, nobody waits.
+    pub(super) fn append_budget(&self, longest_s: f64, prompt_tokens: u32) -> f64 {
+        let account = &self.worker.account;
+        if account.decodes == 0 {
+            return f64::INFINITY;
+        }
+        let (batch, context) = (f64::from(account.decodes), account.decode_tokens as f64);
+        let tokens = self
+            .speed
+            .tokens_within(longest_s, f64::from(prompt_tokens), batch, context);
+        (tokens - account.append_tokens as f64).max(0.0)
+    }
+
     /// What that prefill costs each request that decodes beside it.
     pub(super) fn stall_s(&self, tokens: u32, prompt_tokens: u32) -> f64 {
         self.speed

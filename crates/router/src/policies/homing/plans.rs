@@ -87,7 +87,7 @@ pub(super) fn all(estimate: &Estimate<'_>) -> Vec<Priced> {
         if !receives {
             continue;
         }
-        let able = || prefillers.iter().filter(|source| spares(source, place));
+        let able = || prefillers.iter().filter(|source| spares(estimate, source, place));
         let is_sure = |source: &&Source<'_, '_>| !is_doubtful(estimate, source, place);
         let any_sure = able().any(|source| is_sure(&source));
         let open = able().filter(|source| !any_sure || is_sure(source));
@@ -105,7 +105,7 @@ fn is_spared(estimate: &Estimate<'_>, place: &Place<'_>, alone: &Priced, prefill
     place.worker.role == Role::Decode
         && place.worker.lacks(estimate.turn) > budget(estimate, place)
         && prefillers.iter().any(|source| {
-            spares(source, place)
+            spares(estimate, source, place)
                 && !is_doubtful(estimate, source, place)
                 && source.place.worker.denies_prefill.is_none()
                 && source.prefilled_s <= estimate.config.overflow * alone.cost.first_s
@@ -115,11 +115,21 @@ fn is_spared(estimate: &Estimate<'_>, place: &Place<'_>, alone: &Priced, prefill
 /// Tokens that a decode-only worker may prefill of the turn, where a prefill worker can do it.
 fn budget(estimate: &Estimate<'_>, place: &Place<'_>) -> u32 {
     let holds = !estimate.turn.new_family && place.worker.exclusive_tokens > 0;
-    if holds {
+    let most = if holds {
         estimate.config.append_tokens
     } else {
         estimate.config.local_tokens
-    }
+    };
+    place
+        .append_budget(estimate.config.itl_target_s, estimate.turn.prompt_tokens)
+        .min(f64::from(most)) as u32
+}
+
+/// Whether those who decode at this place, which may do anything, would wait too long for their next token if it prefilled what the
+/// turn lacks there: another that may do anything and has fewer who wait can prefill it instead.
+fn is_harmed(estimate: &Estimate<'_>, place: &Place<'_>) -> bool {
+    let budget = place.append_budget(estimate.config.itl_target_s, estimate.turn.prompt_tokens);
+    place.worker.role == Role::Both && f64::from(place.worker.lacks(estimate.turn)) > budget
 }
 
 /// Whether a place can take KV and decode with it, now or once it has room.
@@ -128,10 +138,11 @@ fn receives(place: &Place<'_>) -> bool {
 }
 
 /// Whether a source may prefill for this place: a worker that could decode the turn itself is spared this, unless the place may
-/// not prefill all of it.
-fn spares(source: &Source<'_, '_>, place: &Place<'_>) -> bool {
+/// not prefill all of it, or harms more who decode there than the source would.
+fn spares(estimate: &Estimate<'_>, source: &Source<'_, '_>, place: &Place<'_>) -> bool {
     let prefill = source.place.worker;
-    prefill.id != place.worker.id && (prefill.role == Role::Prefill || place.worker.role == Role::Decode)
+    let relieves = || prefill.account.decodes < place.worker.account.decodes && is_harmed(estimate, place);
+    prefill.id != place.worker.id && (prefill.role == Role::Prefill || place.worker.role == Role::Decode || relieves())
 }
 
 /// Whether KV from this source had better come to the place over another link. Where a failure costs nothing, all links are as good.
@@ -142,7 +153,10 @@ fn is_doubtful(estimate: &Estimate<'_>, source: &Source<'_, '_>, place: &Place<'
 
 /// Those that may prefill for others, the soonest done first; the first few pull the history where that is sooner.
 fn prefillers<'e, 'a>(estimate: &'e Estimate<'a>) -> Vec<Source<'e, 'a>> {
-    let spared = estimate.places.iter().any(|place| place.worker.role == Role::Decode);
+    let spared = estimate
+        .places
+        .iter()
+        .any(|place| place.worker.role == Role::Decode || is_harmed(estimate, place));
     let able = |place: &&Place<'_>| {
         (spared || place.worker.role == Role::Prefill) && !place.worker.denies_prefill.is_some_and(Denied::is_lasting)
     };

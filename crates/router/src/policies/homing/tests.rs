@@ -482,3 +482,37 @@ fn what_is_done_of_the_prefill_ahead_is_no_longer_waited_for() {
     // It takes longer than it was expected to: something is left all the same.
     assert!((queue_s(whole_s * 3.0) - whole_s / 10.0).abs() < 1e-9);
 }
+
+#[test]
+fn a_tail_that_would_make_those_who_decode_wait_too_long_is_prefilled_elsewhere() {
+    let plan = |roles: [Role; 4], itl_target_s: f64, busy_at: [u32; 4], held: u32| {
+        let mut board = board(roles);
+        for (at, requests) in busy_at.into_iter().enumerate() {
+            busy(&mut board, at, requests);
+        }
+        let turn = later(&mut board, 3, held);
+        let config = HomingConfig {
+            itl_target_s,
+            ..HomingConfig::default()
+        };
+        let choice = Homing::new(config).choose(&board, &turn);
+        let considered = choice.considered.iter().map(|considered| considered.plan);
+        let seeds = considered.filter(|plan| plan.path == Path::Reseed).count();
+        (choice.plan.map(|plan| (plan.path, plan.decode.0)), seeds > 0)
+    };
+    // 3,000 tokens are within the fixed budget, and no step beside another request takes them in 40 ms.
+    let (never, target_s) = (f64::INFINITY, 0.04);
+    assert_eq!(plan(PD, never, [0, 0, 1, 1], 17_000).0, Some((Path::Append, 3)));
+    assert_eq!(plan(PD, target_s, [0, 0, 1, 1], 17_000).0, Some((Path::Reseed, 3)));
+    assert_eq!(
+        plan(PD, target_s, [0; 4], 17_000).0,
+        Some((Path::Append, 3)),
+        "nobody waits"
+    );
+    // Where all may do anything, those that have fewer who wait may prefill for it, and nobody else.
+    let both = [Role::Both; 4];
+    let aided = |itl_target_s, busy_at| plan(both, itl_target_s, busy_at, 10_000).1;
+    assert!(!aided(never, [0, 0, 0, 10]));
+    assert!(aided(target_s, [0, 0, 0, 10]));
+    assert!(!aided(target_s, [10; 4]));
+}
