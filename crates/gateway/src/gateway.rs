@@ -8,6 +8,7 @@ use crate::fleet::Fleet;
 use crate::idle::forget_idle;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch as PrefixWatch;
+use crate::proxy::release::Releases;
 use crate::recorder::Recorder;
 use crate::routes::routes;
 use crate::server::{Ends, serve};
@@ -283,6 +284,7 @@ impl Parts {
         let life = life();
         Shell {
             core,
+            releases: Releases::new(self.upstream.clone(), Arc::clone(&self.fleet)),
             fleet: self.fleet,
             upstream: self.upstream,
             telemetry: self.telemetry,

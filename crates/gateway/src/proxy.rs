@@ -11,6 +11,7 @@ mod leg;
 pub(crate) mod legs;
 mod native;
 mod pair;
+pub(crate) mod release;
 pub(crate) mod session;
 mod transcript;
 mod voice;

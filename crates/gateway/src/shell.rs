@@ -8,6 +8,7 @@ use crate::fleet::Fleet;
 use crate::idle::Memories;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch;
+use crate::proxy::release::Releases;
 use crate::telemetry::Telemetry;
 use crate::tokenise::{Tokeniser, Words};
 use crate::turn_log::TurnLog;
@@ -25,6 +26,8 @@ pub(crate) struct Shell {
     pub(crate) core: CoreHandle,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) upstream: Upstream,
+    /// How workers are told that nobody will pull what they hold.
+    pub(crate) releases: Releases,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) tokeniser: Arc<Tokeniser>,
     pub(crate) clock: Clock,

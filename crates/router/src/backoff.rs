@@ -8,14 +8,17 @@ use rand::RngExt as _;
 
 /// Bounds of a pause.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Backoff {
-    pub(crate) base: Duration,
-    pub(crate) cap: Duration,
+pub struct Backoff {
+    /// The shortest.
+    pub base: Duration,
+    /// The longest.
+    pub cap: Duration,
 }
 
 impl Backoff {
     /// The pause after one of `last` (zero before the first).
-    pub(crate) fn pause(self, last: Duration, rng: &mut Rng) -> Duration {
+    #[must_use]
+    pub fn pause(self, last: Duration, rng: &mut Rng) -> Duration {
         let base = nanos(self.base).max(1);
         let top = nanos(last).saturating_mul(3).max(base + 1);
         Duration::from_nanos(rng.random_range(base..top)).min(self.cap)

@@ -25,6 +25,7 @@ pub mod speed;
 mod timers;
 
 pub use admission::{Account, Denied};
+pub use backoff::Backoff;
 pub use config::{Clocks, Limits, RouterConfig};
 pub use policies::{PolicyError, PolicySpec};
 pub use router::{AttemptView, Explanation, Router, SessionView, WorkerStatus};

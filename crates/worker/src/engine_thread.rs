@@ -309,7 +309,7 @@ impl<B: Backend, O: Outside> Turn<B, O> {
                 self.answers.push(Reply::OfExport(reply, held));
             }
             Command::ReleaseExport { name, reply, .. } => {
-                let id = self.names.find(&name);
+                let id = self.names.release(now, name);
                 if let Some(id) = id {
                     self.executor.abort(now, id);
                 }
@@ -357,10 +357,15 @@ impl<B: Backend, O: Outside> Turn<B, O> {
             _place: place,
         };
         self.clients.insert(id, client);
-        if request.transfer == Transfer::Export {
+        let exports = request.transfer == Transfer::Export;
+        let was_released = exports && self.names.was_released(now, &name);
+        if exports {
             self.names.insert(id, name);
         }
         self.executor.submit(now, id, request);
+        if was_released {
+            self.executor.abort(now, id);
+        }
     }
 
     fn read_export(&self, id: RequestId, first: u32, bytes_max: usize) -> Option<ExportChunk> {

@@ -1,12 +1,10 @@
-//! What an engine is told beside its requests: that one is not wanted any more, that nobody will pull what it holds, that a
-//! session is over.
+//! What an SGLang server is told beside its requests: that one is not wanted any more, that a session is over.
 //!
-//! An SGLang server that is not told of a request's end takes seconds to notice that nobody listens any more; an embedded
-//! worker holds an export until its lease ends. vLLM cannot be told anything of the kind.
+//! One that is not told of a request's end takes seconds to notice that nobody listens any more. vLLM cannot be told
+//! anything of the kind; what embedded workers are told is in `release`.
 
 use crate::upstream::Upstream;
 use bytes::Bytes;
-use homing_units::BootEpoch;
 use http::{HeaderMap, Method, Request, header};
 use http_body_util::Full;
 use serde_json::{Value, json};
@@ -28,15 +26,6 @@ impl Abort {
         Self {
             upstream,
             request: command(uri, headers, &json!({ "rid": rid })),
-        }
-    }
-
-    /// `uri` is the embedded worker's `/homing/release`, `headers` are the leg's own, `name` is what the leg is called, and
-    /// `epoch` the life that it was sent to.
-    pub(crate) fn of_export(upstream: Upstream, uri: &str, headers: &HeaderMap, name: &str, epoch: BootEpoch) -> Self {
-        Self {
-            upstream,
-            request: command(uri, headers, &json!({ "request_id": name, "boot_epoch": epoch })),
         }
     }
 
@@ -65,7 +54,7 @@ pub(crate) fn command(uri: &str, headers: &HeaderMap, body: &Value) -> Option<Re
 }
 
 /// Sends a command without waiting for it. One that does not get through costs what it would have saved: a server frees an
-/// aborted request once it notices the closed connection, an export when its lease ends, and a session once it needs the room.
+/// aborted request once it notices the closed connection, and a session once it needs the room.
 pub(crate) fn tell_server(upstream: Upstream, command: Option<Request<Full<Bytes>>>) {
     let (Some(command), Ok(runtime)) = (command, tokio::runtime::Handle::try_current()) else {
         return;

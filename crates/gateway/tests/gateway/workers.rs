@@ -1,6 +1,7 @@
 //! The gateway before real embedded workers: KV events, transfers, deaths and new lives.
 
 use crate::support::engine::{Act, Fake, PATIENCE};
+use crate::support::front::{Fate, Front};
 use crate::support::{Caller, Events, text_of};
 use homing_gateway::{EngineKind, Gateway, GatewayConfig, WorkerSpec};
 use homing_model::ModelSpec;
@@ -71,13 +72,18 @@ fn exact(page: &Value) -> usize {
 
 /// An embedded prefill worker before a decode worker that does what it is told to, and pulls nothing.
 async fn before_a_fake(worker: &Worker, fake: &Fake) -> (Gateway, Caller) {
+    let url = format!("http://{}", worker.endpoints().http);
+    reached_at(url, worker, fake).await
+}
+
+/// The same, with the worker reached there.
+async fn reached_at(prefill: String, worker: &Worker, fake: &Fake) -> (Gateway, Caller) {
     fake.serve(&worker.info().model);
     let spec = |url: String, kind, role| WorkerSpec {
         role: Some(role),
         transfers: Some(true),
         ..WorkerSpec::new(url, kind)
     };
-    let prefill = format!("http://{}", worker.endpoints().http);
     let gateway = before(vec![
         spec(prefill, EngineKind::Homing, Role::Prefill),
         spec(fake.url(), EngineKind::Vllm, Role::Decode),
@@ -98,6 +104,39 @@ async fn until_worker(worker: &Worker, what: &str, holds: impl Fn(&homing_worker
     };
     let waited = tokio::time::timeout(PATIENCE, looking).await;
     waited.unwrap_or_else(|_| panic!("waited in vain for: {what}; {:?}", worker.status()));
+}
+
+/// A release that is lost, and lost again, must not leave the worker to its lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_is_said_until_the_worker_has_heard_it() {
+    let worker = Worker::start(worker_config("p0", homing_worker::Role::Prefill))
+        .await
+        .unwrap();
+    let fates = [Fate::Stalls, Fate::Refused(503), Fate::Refused(500)];
+    let front = Front::start(worker.endpoints().http, "/homing/release", fates).await;
+    let fake = Fake::start().await;
+    let (gateway, client) = reached_at(front.url(), &worker, &fake).await;
+    fake.on_decode(Act::Hang);
+    let ask = body(&json!([{"role": "user", "content": "a story. ".repeat(12)}]), 4, true);
+    let waiting = tokio::spawn(async move { client.post("/v1/chat/completions", &ask).await.status });
+    fake.until("the decode leg is there", |fake| fake.open() == 1).await;
+    assert_eq!(worker.status().load.exporting, 1, "it is held for the decode worker");
+    waiting.abort();
+    let ended = |status: &homing_worker::Status| status.load.exporting == 0;
+    until_worker(&worker, "the export is not held any more", ended).await;
+    let counters = worker.status().counters;
+    assert_eq!(
+        (counters.exports_released, counters.exports_expired),
+        (1, 0),
+        "{counters:?}"
+    );
+    assert_eq!(
+        front.seen(),
+        fates.len() + 1,
+        "once more than it was lost, and then no more"
+    );
+    gateway.shutdown().await;
+    worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

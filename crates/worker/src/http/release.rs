@@ -5,7 +5,8 @@
 //! request is not at its end yet, it is given up with all that it has. Bytes of a block are read on the engine's thread and
 //! only while the block is held, so that a pull that is under way breaks off, and never reads what is somebody else's.
 //!
-//! To say it twice, or too late, is no error. To say it to another life of the worker is one: what was meant is gone.
+//! To say it twice, too late, or before the request is here, is no error: a request that comes after its release is given up as it
+//! begins. To say it to another life of the worker is an error: what was meant is gone.
 
 use super::{Payload, REQUEST_ID_BYTES_MAX, Shared, admin, failure};
 use axum::extract::State;

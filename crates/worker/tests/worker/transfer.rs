@@ -523,6 +523,40 @@ async fn a_release_gives_up_a_request_that_holds_nothing_yet() {
     trio.end().await;
 }
 
+/// The two take different connections, and a busy machine serves the later one first.
+#[tokio::test]
+async fn a_release_that_comes_before_its_request_holds_for_it() {
+    let trio = Trio::new(|name| tiny(name, 128)).await;
+    let (p, epoch) = (&trio.p, trio.workers[0].info().epoch);
+    assert_eq!(release(p, "late", epoch).await.json(), json!({"released": false}));
+    let body = greedy(&prompt(1, 150), 1, json!({"do_remote_decode": true})).to_string();
+    let ask = async |name: &str| {
+        p.send(
+            "POST",
+            "/v1/completions",
+            &[("x-request-id", name)],
+            body.clone().into(),
+        )
+        .await
+    };
+    let answer = ask("late").await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.error()["code"]),
+        (503, &json!("aborted"))
+    );
+    assert_eq!(p.probe().await.load.exporting, 0, "nothing is held for it");
+    assert_eq!(ask("other").await.status, 200, "it was said of one request");
+    assert_eq!(ask("late").await.status, 200, "and once");
+    for name in ["other", "late"] {
+        assert_eq!(
+            release(p, name, epoch).await.json(),
+            json!({"released": true}),
+            "{name}"
+        );
+    }
+    trio.end().await;
+}
+
 #[tokio::test]
 async fn a_release_that_makes_no_sense_is_refused() {
     let trio = Trio::new(|name| tiny(name, 16)).await;

@@ -5,11 +5,11 @@
 //! given up at its worker at once, where the worker can be told.
 
 use super::Flight;
-use crate::proxy::abort::Abort;
 use crate::proxy::leg::{DecodeLeg, LegRequest, SilentAnswer, SilentLeg};
 use crate::proxy::legs::LegPrompt;
 use crate::proxy::native::{Native, native_body};
 use crate::proxy::pair::Pair;
+use crate::proxy::release::Hold;
 use crate::upstream::LegError;
 use bytes::Bytes;
 use homing_router::action::{Dispatch, KvUse};
@@ -25,7 +25,7 @@ pub(super) struct Attempt {
     /// KV that a leg of this attempt holds for the next one.
     offer: Option<Offer>,
     /// What legs of this attempt hold, or will, until somebody has pulled it: dropped before that, it is given up.
-    holds: Vec<(Leg, Abort)>,
+    holds: Vec<(Leg, Hold)>,
     /// The leg under way of which no client hears; one at a time.
     pub(super) silent: Option<SilentLeg>,
     pub(super) decode: Option<DecodeLeg>,
@@ -122,13 +122,11 @@ impl Flight {
     }
 
     /// How the worker of a leg that is to hold its KV learns that nobody will pull it.
-    fn hold(&self, dispatch: &Dispatch, request: &LegRequest) -> Option<(Leg, Abort)> {
-        let Self { shell, .. } = self;
+    fn hold(&self, dispatch: &Dispatch, request: &LegRequest) -> Option<(Leg, Hold)> {
         let worker = Some(dispatch.worker).filter(|_| dispatch.kv == KvUse::Export)?;
-        let uri = shell.fleet.release_uri(worker)?;
-        let (name, epoch) = (self.request.leg_name(dispatch.leg), shell.fleet.life(worker).epoch);
-        let abort = Abort::of_export(shell.upstream.clone(), &uri, &request.headers, &name, epoch);
-        Some((dispatch.leg.leg, abort))
+        let name = self.request.leg_name(dispatch.leg);
+        let hold = self.shell.releases.hold(worker, &request.headers, &name)?;
+        Some((dispatch.leg.leg, hold))
     }
 
     /// What a leg's KV is for, as things are now: which prompt, and which lives of who holds it and who pulls it.

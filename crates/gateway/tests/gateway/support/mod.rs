@@ -1,6 +1,7 @@
 //! A gateway before fake engines, and a client that reads it piece by piece.
 
 pub mod engine;
+pub mod front;
 
 use self::engine::{Fake, PATIENCE};
 use bytes::Bytes;
