@@ -93,10 +93,6 @@ fn of_balance(run: &Run, logs: &RunLogs, name: &str) -> Option<f64> {
             let all: usize = counts.values().sum();
             (all > 0).then(|| counts.values().min().copied().unwrap_or(0) as f64 / all as f64)
         }
-        "bindings_max_min" => {
-            let first = logs.bindings.values().filter(|line| line.previous_worker.is_none());
-            uneven(tally(&mut first.map(|line| line.worker.as_str())))
-        }
         "prefill_failures_max" => failures_by_prefill(run, logs)
             .into_values()
             .max()
