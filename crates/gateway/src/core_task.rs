@@ -11,7 +11,7 @@ use crate::recorder::Recorder;
 use crate::telemetry::Telemetry;
 use homing_router::action::{Action, Decision, Dispatch, RouteError, WorkerState};
 use homing_router::event::{Event, LegId, Turn};
-use homing_router::{Explanation, Router, SessionView, WorkerStatus};
+use homing_router::{ClientView, Explanation, Router, SessionView, WorkerStatus};
 use homing_units::{Duration, Instant, RequestId, WorkerId};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -58,6 +58,8 @@ pub(crate) enum Question {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary {
     pub(crate) workers: Vec<WorkerStatus>,
+    /// What was learnt of each kind of client.
+    pub(crate) clients: Vec<ClientView>,
     /// Requests that wait for a place.
     pub(crate) queued: usize,
     /// Requests whose task is running.
@@ -258,6 +260,7 @@ impl CoreTask {
             Question::Requests(asker) => drop(asker.send(self.router.view_requests())),
             Question::Summary(asker) => drop(asker.send(Summary {
                 workers: self.router.view_workers(),
+                clients: self.router.view_clients(),
                 queued: self.router.queue_length(),
                 sessions: self.router.session_count(),
                 flights: self.flights.len(),

@@ -16,3 +16,5 @@ pub(crate) mod session;
 mod transcript;
 mod voice;
 mod whole;
+
+pub(crate) use agents::Agent;

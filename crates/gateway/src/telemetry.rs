@@ -8,7 +8,9 @@ use crate::error::path_name;
 use crate::expectation::Losses;
 use crate::fleet::Fleet;
 use crate::idle::Held;
+use crate::proxy::Agent;
 use crate::turn_log::{Forecast, TurnLog};
+use homing_router::ClientView;
 use homing_router::action::WorkerState;
 use homing_router::event::{Event, FailureCause};
 use homing_units::WorkerId;
@@ -19,6 +21,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Seconds: from a cached turn on an idle worker to a cold one at the end of a long queue.
@@ -62,6 +65,16 @@ struct CauseLabel {
     cause: &'static str,
 }
 
+/// An agent, or those who work for one.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ClientLabel {
+    client: &'static str,
+    sub_agent: &'static str,
+}
+
+/// What was learnt of a kind of client.
+type Learnt = Family<ClientLabel, Gauge<f64, AtomicU64>>;
+
 type Seconds = Family<PathLabel, Histogram, fn() -> Histogram>;
 
 /// All metrics.
@@ -92,6 +105,9 @@ pub(crate) struct Telemetry {
     prompt_bytes: Gauge,
     prompt_tails: Gauge,
     outlined_sessions: Gauge,
+    client_turns: Learnt,
+    client_gap: Learnt,
+    client_output: Learnt,
     worker_state: Family<StateLabels, Gauge>,
     worker_requests: Family<WorkerLabel, Gauge>,
     worker_reserved: Family<WorkerLabel, Gauge>,
@@ -130,6 +146,9 @@ impl Telemetry {
             prompt_bytes: Gauge::default(),
             prompt_tails: Gauge::default(),
             outlined_sessions: Gauge::default(),
+            client_turns: Family::default(),
+            client_gap: Family::default(),
+            client_output: Family::default(),
             worker_state: Family::default(),
             worker_requests: Family::default(),
             worker_reserved: Family::default(),
@@ -137,6 +156,7 @@ impl Telemetry {
         telemetry.register_turns();
         telemetry.register_workers();
         telemetry.register_memories();
+        telemetry.register_clients();
         telemetry
     }
 
@@ -244,6 +264,25 @@ impl Telemetry {
             "outlined_sessions",
             "Sessions whose last prompts are outlined, to find where the next one breaks its prefix",
             self.outlined_sessions.clone(),
+        );
+    }
+
+    fn register_clients(&mut self) {
+        let registry = &mut self.registry;
+        registry.register(
+            "client_further_turns",
+            "Turns that a session has after one of its turns, as learnt of its kind of client",
+            self.client_turns.clone(),
+        );
+        registry.register(
+            "client_gap_seconds",
+            "Time between the turns of sessions that come back soon, as learnt of their kind of client",
+            self.client_gap.clone(),
+        );
+        registry.register(
+            "client_output_tokens",
+            "Tokens of an answer, as learnt of its kind of client",
+            self.client_output.clone(),
         );
     }
 
@@ -358,10 +397,24 @@ impl Telemetry {
                 .get_or_create(&label)
                 .set(signed(view.in_flight.reserved_tokens));
         }
+        summary.clients.iter().for_each(|view| self.set_client(view));
         let mut page = String::new();
         prometheus_client::encoding::text::encode(&mut page, &self.registry)
             .expect("writing to a string does not fail");
         page
+    }
+
+    fn set_client(&self, view: &ClientView) {
+        let (agent, is_sub_agent) = Agent::of_kind(view.kind);
+        let label = ClientLabel {
+            client: agent.as_str(),
+            sub_agent: if is_sub_agent { "true" } else { "false" },
+        };
+        self.client_turns.get_or_create(&label).set(view.further_turns);
+        self.client_output.get_or_create(&label).set(view.output_tokens);
+        if let Some(gap_s) = view.gap_s {
+            self.client_gap.get_or_create(&label).set(gap_s);
+        }
     }
 }
 

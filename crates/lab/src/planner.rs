@@ -14,12 +14,14 @@ mod acceptance;
 mod cells;
 mod document;
 mod figures;
+mod ideal;
 mod kept;
 mod outcome;
 mod pareto;
 
 pub use cells::{Cell, Family, Level, Loads, families, keys, ladder};
 pub use document::document;
+pub use ideal::{IDEALS, Ideal};
 pub use kept::Kept;
 pub use outcome::{Outcome, Outcomes};
 pub use pareto::plot;
@@ -79,6 +81,8 @@ pub struct Comparison {
     pub cells: Vec<Cell>,
     /// Their outcomes and those of the acceptance rows.
     pub outcomes: Outcomes,
+    /// What the clusters of [`IDEALS`], in their order, make of the loaded cells, with the planner's seeds.
+    pub ideals: Vec<Outcomes>,
 }
 
 /// All policies but the planner.
@@ -156,9 +160,25 @@ pub fn run(
         }
     }
     let outcomes = first.and(simulate(setups)?);
+    let ideals = ideals(&cells, options.seeds, threads)?;
     Ok(Comparison {
         options,
         cells,
         outcomes,
+        ideals,
     })
+}
+
+/// The loaded cells on clusters that cannot be built.
+fn ideals(cells: &[Cell], seeds: u64, threads: usize) -> Result<Vec<Outcomes>, RunError> {
+    let heavy = || {
+        cells
+            .iter()
+            .filter(|cell| cell.is_heavy())
+            .map(|cell| cell.setup("homing", seeds))
+    };
+    let run = |(ideal, _): (Ideal, _)| {
+        Outcomes::run_with(heavy(), threads, |_, _| {}, |setup, seed| ideal.simulate(setup, seed))
+    };
+    IDEALS.into_iter().map(run).collect()
 }

@@ -4,7 +4,9 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use homing_kv::{BlockHash, Prompt, Tier};
 use homing_router::event::Leg;
-use homing_router::event::{Abilities, Event, KvBatch, KvUpdate, LegId, LegUsage, Role, SessionHint, Turn, WorkerInfo};
+use homing_router::event::{
+    Abilities, ClientKind, Event, KvBatch, KvUpdate, LegId, LegUsage, Role, SessionHint, Turn, WorkerInfo,
+};
 use homing_router::{Router, RouterConfig};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
 use std::hint::black_box;
@@ -71,6 +73,7 @@ fn turn(router: &mut Router, now: &mut Instant, request: u64, prompt: &Prompt) {
         prompt: prompt.clone(),
         max_output_tokens: 100,
         priority: 0,
+        kind: ClientKind::default(),
         compared: None,
     };
     router.handle(*now, Event::Turn(turn));

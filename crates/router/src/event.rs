@@ -283,7 +283,16 @@ pub struct Turn {
     /// How the prompt's tokens compare with those of earlier prompts; `None` where the driver does not know.
     #[serde(default)]
     pub compared: Option<Compared>,
+    /// Of which kind the client is; recordings of before there were kinds say nothing.
+    #[serde(default)]
+    pub kind: ClientKind,
 }
+
+/// A kind of client: turns of one kind come back, go on and end alike, as far as the driver can tell. The numbers are the driver's, and
+/// names stay with it; 0, and what is beyond the few kinds that the core tells apart, is any client of which nothing is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ClientKind(pub u8);
 
 /// A fact that blocks cannot tell, since the last tokens of a prompt fill no block: which earlier prompt a prompt
 /// continues to the token. Two questions after the same long instructions differ in just these tokens.

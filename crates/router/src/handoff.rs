@@ -12,7 +12,7 @@
 //! [`LegId`]: crate::event::LegId
 
 use crate::action::RouteError;
-use crate::event::{FailureCause, Leg};
+use crate::event::{ClientKind, FailureCause, Leg};
 use crate::policies::Plan;
 use crate::router::Watch;
 use homing_kv::Prompt;
@@ -32,6 +32,7 @@ pub(crate) struct Request {
     pub(crate) max_output_tokens: u32,
     /// Its priority, lower first.
     pub(crate) priority: i32,
+    pub(crate) kind: ClientKind,
     pub(crate) phase: Phase,
     /// When it came into the queue, or came back there; a busy worker does not count as having left it.
     pub(crate) queued_since: Instant,

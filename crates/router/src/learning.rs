@@ -3,10 +3,12 @@
 //! Each part starts from an honest prior, is bounded in memory, and depends on nothing but what it was told, so that a
 //! recording learns the same again.
 
-mod gaps;
+mod clients;
 mod likeness;
+mod returns;
 mod steps;
 
-pub(crate) use gaps::Gaps;
+pub(crate) use clients::Clients;
 pub(crate) use likeness::Likeness;
+pub(crate) use returns::{bin_end, bin_of};
 pub(crate) use steps::{StepFit, Work};

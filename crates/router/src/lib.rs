@@ -28,4 +28,4 @@ pub use admission::{Account, Denied};
 pub use backoff::Backoff;
 pub use config::{Clocks, Limits, RouterConfig};
 pub use policies::{PolicyError, PolicySpec};
-pub use router::{AttemptView, Explanation, Router, SessionView, WorkerStatus};
+pub use router::{AttemptView, ClientView, Explanation, Router, SessionView, WorkerStatus};

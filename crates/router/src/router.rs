@@ -21,7 +21,7 @@ mod views;
 mod workers;
 
 pub(crate) use speeds::{Prefilled, Watch};
-pub use views::{AttemptView, Explanation, SessionView, WorkerStatus};
+pub use views::{AttemptView, ClientView, Explanation, SessionView, WorkerStatus};
 
 use crate::action::Action;
 use crate::admission::Ledger;
@@ -40,9 +40,6 @@ use crate::timers::Timers;
 use homing_units::{Instant, RequestId, Rng, WorkerId, rng_for};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use views::History;
-
-/// Output tokens that are expected of a request before any has ended.
-const FIRST_EXPECTED_OUTPUT_TOKENS: u32 = 512;
 
 /// The router core. Call [`Router::handle`], then [`Router::poll_action`] until it is `None`, then
 /// [`Router::poll_timeout`]; at that time at the latest, hand in [`Event::Timeout`].
@@ -64,8 +61,6 @@ pub struct Router {
     timers: Timers<Timer>,
     actions: VecDeque<Action>,
     history: History,
-    /// A running mean of output tokens.
-    expected_output_tokens: u32,
 }
 
 /// What a timer is for.
@@ -111,7 +106,6 @@ impl Router {
             timers: Timers::new(),
             actions: VecDeque::new(),
             history: History::new(limits.explained),
-            expected_output_tokens: FIRST_EXPECTED_OUTPUT_TOKENS,
             config,
         }
     }

@@ -16,15 +16,17 @@
 //! together. State per session is its last prompt and a few counters; count, blocks and idle time are bounded.
 
 mod audit;
+mod away;
 mod homed;
 mod service;
 
+use away::Away;
 pub(crate) use homed::Homed;
 pub(crate) use service::Service;
 
 use crate::action::Path;
-use crate::event::{Compared, PromptId, SessionHint};
-use crate::learning::Gaps;
+use crate::event::{ClientKind, Compared, PromptId, SessionHint, Turn};
+use crate::learning::Clients;
 use homing_kv::{BlockHash, Prompt, ResidencyIndex};
 use homing_units::{Duration, Instant, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,12 +42,12 @@ pub(crate) struct Sessions {
     by_prompt: BTreeMap<PromptId, SessionId>,
     /// Sessions without a turn in flight, longest idle first.
     idle: BTreeSet<(Instant, SessionId)>,
-    /// Those of them that count as live demand still, longest idle first.
-    cooling: BTreeSet<(Instant, SessionId)>,
+    /// When what is expected of each of them changes next.
+    changing: BTreeSet<(Instant, SessionId)>,
     /// Blocks of all last prompts.
     blocks: usize,
     homed: BTreeMap<WorkerId, Homed>,
-    gaps: Gaps,
+    clients: Clients,
     next: u64,
 }
 
@@ -56,7 +58,7 @@ pub(crate) struct SessionLimits {
     pub(crate) family_sessions: usize,
     pub(crate) blocks: usize,
     pub(crate) idle: Duration,
-    /// Idle for so long, a session's tokens are no live demand any more.
+    /// Idle for so long, a session's tokens are no live demand any more, whatever was learnt of its kind.
     pub(crate) live: Duration,
 }
 
@@ -79,6 +81,9 @@ pub(crate) struct Session {
     pub(crate) last_used: Instant,
     /// It was used so lately that it will want its KV again: its tokens count at its home.
     pub(crate) live: bool,
+    /// What its client is.
+    pub(crate) kind: ClientKind,
+    away: Away,
     /// The decode worker of its last plan, as long as that one lives.
     pub(crate) home: Option<WorkerId>,
     /// Its KV was on some decode worker once: bringing it back is a reseed.
@@ -121,36 +126,26 @@ impl Sessions {
             by_key: BTreeMap::new(),
             by_prompt: BTreeMap::new(),
             idle: BTreeSet::new(),
-            cooling: BTreeSet::new(),
+            changing: BTreeSet::new(),
             blocks: 0,
             homed: BTreeMap::new(),
-            gaps: Gaps::default(),
+            clients: Clients::new(limits.live),
             next: 0,
         }
     }
 
     /// A turn begins: finds or makes its session, and takes the prompt as its last.
-    pub(crate) fn begin(
-        &mut self,
-        now: Instant,
-        hint: SessionHint,
-        prompt: &Prompt,
-        compared: Option<Compared>,
-        index: &mut ResidencyIndex,
-    ) -> SessionId {
+    pub(crate) fn begin(&mut self, now: Instant, turn: &Turn, index: &mut ResidencyIndex) -> SessionId {
+        let (hint, prompt, compared) = (turn.session, &turn.prompt, turn.compared);
         let id = self
             .find(hint, prompt, compared, index)
             .unwrap_or_else(|kin| self.create(hint, prompt, kin));
-        let place = (self.sessions[&id].last_used, id);
-        self.idle.remove(&place);
-        self.cooling.remove(&place);
+        self.comes_back(id, now);
         self.set_live(id, true);
         self.replace_prompt(id, prompt, index);
         self.rename_prompt(id, compared.map(|compared| compared.prompt));
-        self.change(id, |session, gaps| {
-            if session.turns > 0 && session.in_flight == 0 {
-                gaps.learn(now.saturating_since(session.last_used));
-            }
+        self.change(id, |session| {
+            session.kind = turn.kind;
             session.turns += 1;
             session.in_flight += 1;
             session.last_used = now;
@@ -161,14 +156,13 @@ impl Sessions {
 
     /// A turn of it has ended, however it did.
     pub(crate) fn end(&mut self, now: Instant, id: SessionId, index: &mut ResidencyIndex) {
-        self.change(id, |session, _| {
+        self.change(id, |session| {
             session.in_flight -= 1;
             session.last_used = now;
             session.live = true;
         });
         if self.sessions[&id].in_flight == 0 {
-            self.idle.insert((now, id));
-            self.cooling.insert((now, id));
+            self.leaves(id, now);
             self.forget_surplus(index);
         }
     }
@@ -219,17 +213,6 @@ impl Sessions {
         }
     }
 
-    /// Sessions that were idle for some time are no live demand on their worker's pool any more.
-    pub(crate) fn cool(&mut self, now: Instant) {
-        while let Some((used, id)) = self.cooling.first().copied()
-            && now.saturating_since(used) >= self.gaps.window(self.limits.live)
-        {
-            self.cooling.pop_first();
-            self.set_live(id, false);
-            self.gaps.gave_up();
-        }
-    }
-
     /// Forgets sessions that were idle for too long.
     pub(crate) fn expire(&mut self, now: Instant, index: &mut ResidencyIndex) {
         while let Some((used, id)) = self.idle.first().copied()
@@ -256,19 +239,14 @@ impl Sessions {
         self.homed.get(&worker).copied().unwrap_or_default()
     }
 
-    /// The share of idle sessions that come back.
-    pub(crate) fn return_share(&self) -> f64 {
-        self.gaps.return_share()
+    /// What is learnt of clients.
+    pub(crate) const fn clients(&self) -> &Clients {
+        &self.clients
     }
 
-    /// Further turns that a session has, on average.
-    pub(crate) fn expected_turns(&self) -> f64 {
-        self.gaps.expected_turns()
-    }
-
-    /// Seconds between the turns of sessions that are live, on average.
-    pub(crate) fn expected_gap_s(&self) -> f64 {
-        self.gaps.expected_gap_s(self.limits.live)
+    /// A turn of a client of this kind was answered with so many tokens.
+    pub(crate) fn answered(&mut self, kind: ClientKind, output_tokens: u32) {
+        self.clients.answers(kind, output_tokens);
     }
 
     /// What lives at a worker beside this session.
@@ -378,6 +356,8 @@ impl Sessions {
             in_flight: 0,
             last_used: Instant::ZERO,
             live: true,
+            kind: ClientKind::default(),
+            away: Away::default(),
             home: None,
             was_resident: false,
             paths: [0; PATHS.len()],
@@ -392,7 +372,7 @@ impl Sessions {
         let shared_tokens = shared_tokens(family, prompt, index);
         let history = shared_blocks(&self.sessions[&id].last.blocks, &prompt.blocks);
         let mut last = prompt.clone();
-        self.change(id, |session, _| {
+        self.change(id, |session| {
             std::mem::swap(&mut session.last, &mut last);
             session.shared_tokens = shared_tokens;
             session.history_blocks = u32::try_from(history).unwrap_or(u32::MAX);
@@ -445,7 +425,8 @@ impl Sessions {
         self.rename_prompt(id, None);
         let session = self.sessions.remove(&id).expect("an idle session is remembered");
         self.idle.remove(&(session.last_used, id));
-        self.cooling.remove(&(session.last_used, id));
+        self.changing.remove(&(session.away.changes, id));
+        self.clients.is_forgotten(session.kind, session.away.bin);
         self.blocks -= session.last.blocks.len();
         if let Some(key) = session.key {
             self.by_key.remove(&key);
@@ -461,11 +442,11 @@ impl Sessions {
     }
 
     fn set_live(&mut self, id: SessionId, live: bool) {
-        self.change(id, |session, _| session.live = live);
+        self.change(id, |session| session.live = live);
     }
 
     /// Changes a session, and what its home is told of it.
-    fn change(&mut self, id: SessionId, change: impl FnOnce(&mut Session, &mut Gaps)) {
+    fn change(&mut self, id: SessionId, change: impl FnOnce(&mut Session)) {
         let session = self
             .sessions
             .get_mut(&id)
@@ -474,7 +455,7 @@ impl Sessions {
         if let Some(homed) = &mut homed {
             homed.remove(session);
         }
-        change(session, &mut self.gaps);
+        change(session);
         if let Some(homed) = homed {
             homed.add(session);
         }

@@ -2,7 +2,7 @@
 
 use homing_kv::{BlockHash, Prompt};
 use homing_router::action::{Action, Dispatch, KvUse, Path, RouteError};
-use homing_router::event::{Abilities, Event, Leg, LegId, LegUsage, Role, SessionHint, Turn, WorkerInfo};
+use homing_router::event::{Abilities, ClientKind, Event, Leg, LegId, LegUsage, Role, SessionHint, Turn, WorkerInfo};
 use homing_router::{Router, RouterConfig};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
 
@@ -29,6 +29,7 @@ fn turn(request: u64, blocks: u128) -> Event {
         prompt: Prompt::new(hashes, tokens, 16),
         max_output_tokens: 100,
         priority: 0,
+        kind: ClientKind::default(),
         compared: None,
     })
 }

@@ -5,8 +5,8 @@
 use homing_kv::{BlockHash, Prompt, Tier};
 use homing_router::RouterConfig;
 use homing_router::event::{
-    Abilities, Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegFailure, LegId, LegUsage,
-    LoadReport, PromptId, Resume, Role, SessionHint, Turn, WorkerInfo,
+    Abilities, ClientKind, Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegFailure, LegId,
+    LegUsage, LoadReport, PromptId, Resume, Role, SessionHint, Turn, WorkerInfo,
 };
 use homing_router::recording::{Entry, Recorder, Recording, RecordingError, ReplayError, replay};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
@@ -129,20 +129,21 @@ fn request_event() -> impl Strategy<Value = Event> {
             continues: continues.map(PromptId),
         }),
     );
-    let turn = |(id, session, prompt, (max_output_tokens, priority), compared)| Turn {
+    let turn = |(id, session, prompt, (max_output_tokens, priority, kind), compared)| Turn {
         request: RequestId(id),
         session,
         prompt,
         max_output_tokens,
         priority,
         compared,
+        kind: ClientKind(kind),
     };
     let usage = |output_tokens| LegUsage {
         cached_tokens: None,
         output_tokens,
     };
     prop_oneof![
-        (any::<u64>(), hint, prompt(), any::<(u32, i32)>(), compared)
+        (any::<u64>(), hint, prompt(), any::<(u32, i32, u8)>(), compared)
             .prop_map(turn)
             .prop_map(Event::Turn),
         (leg(), prop::option::of(any::<u32>()))
@@ -259,6 +260,23 @@ fn errors_say_what_was_expected() {
     );
 }
 
+/// Events are written as arrays of their fields, so that one of before a field was there is only shorter.
+#[test]
+fn a_turn_of_before_there_were_kinds_is_read() {
+    let turn = Turn {
+        request: RequestId(4),
+        session: SessionHint::Explicit(77),
+        prompt: Prompt::new([], 5, 16),
+        max_output_tokens: 9,
+        priority: 3,
+        compared: None,
+        kind: ClientKind::default(),
+    };
+    let old = (turn.request, turn.session, &turn.prompt, 9_u32, 3_i32, turn.compared);
+    let old = rmp_serde::to_vec(&old).unwrap();
+    assert_eq!(rmp_serde::from_slice::<Turn>(&old).unwrap(), turn);
+}
+
 #[test]
 fn a_session_costs_its_new_blocks_only() {
     let turn = |request: u64| {
@@ -276,6 +294,7 @@ fn a_session_costs_its_new_blocks_only() {
                 max_output_tokens: 9,
                 priority: 0,
                 compared: None,
+                kind: ClientKind::default(),
             }),
         )
     };
@@ -314,6 +333,7 @@ fn a_replay_tells_whether_the_same_was_done() {
         max_output_tokens: 1,
         priority: 0,
         compared: None,
+        kind: ClientKind::default(),
     };
     let error = replay(&record(&[(0, Event::Turn(turn))]), |_, _, _, _| {}).unwrap_err();
     assert!(

@@ -14,6 +14,7 @@
 //! releases that did not tell them. These differ in the tools that they have, which therefore is part of what the core
 //! gets as the name. An agent's own id for its thread needs no such help.
 
+use homing_router::event::ClientKind;
 use homing_wire::openai::Body;
 use http::HeaderMap;
 use serde::Deserialize;
@@ -34,7 +35,36 @@ pub(crate) enum Agent {
     Other,
 }
 
+/// All kinds, in the order of their numbers in the core.
+const AGENTS: [Agent; 6] = [
+    Agent::Other,
+    Agent::ClaudeCode,
+    Agent::Codex,
+    Agent::OpenCode,
+    Agent::MiniSwe,
+    Agent::Aider,
+];
+
 impl Agent {
+    /// Its number in the core, which is another for those who work for another agent: they have fewer turns, and no person to wait for.
+    pub(crate) const fn kind(self, is_sub_agent: bool) -> ClientKind {
+        let number = match self {
+            Self::Other => 0,
+            Self::ClaudeCode => 1,
+            Self::Codex => 2,
+            Self::OpenCode => 3,
+            Self::MiniSwe => 4,
+            Self::Aider => 5,
+        };
+        ClientKind(number * 2 + if is_sub_agent { 1 } else { 0 })
+    }
+
+    /// The agent of a number, and whether it works for another.
+    pub(crate) fn of_kind(kind: ClientKind) -> (Self, bool) {
+        let agent = AGENTS.get(usize::from(kind.0 / 2)).copied();
+        (agent.unwrap_or(Self::Other), kind.0 % 2 == 1)
+    }
+
     /// Its name in metrics and pages.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
@@ -228,6 +258,17 @@ mod tests {
             )
         };
         pairs.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn each_agent_and_its_sub_agents_have_a_number() {
+        for agent in AGENTS {
+            for is_sub_agent in [false, true] {
+                assert_eq!(Agent::of_kind(agent.kind(is_sub_agent)), (agent, is_sub_agent));
+            }
+        }
+        assert_eq!(Agent::Other.kind(false), ClientKind::default());
+        assert_eq!(Agent::of_kind(ClientKind(200)), (Agent::Other, false));
     }
 
     #[test]

@@ -160,6 +160,7 @@ impl Parsed {
             compared: Some(tokenised.compared),
             max_output_tokens: self.params.max_tokens.unwrap_or(COMPLETION_TOKENS),
             priority: self.params.priority,
+            kind: self.session.kind(),
         })
     }
 }
@@ -313,6 +314,7 @@ impl TurnRequest {
             compared: Some(self.compared),
             max_output_tokens: self.output_tokens,
             priority: self.priority,
+            kind: self.session.kind(),
         }
     }
 

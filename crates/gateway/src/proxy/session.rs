@@ -5,7 +5,7 @@
 
 use super::agents::{Agent, NAME_MAX, agent, conversation, valid};
 use crate::prefix::watch::Origin;
-use homing_router::event::SessionHint;
+use homing_router::event::{ClientKind, SessionHint};
 use homing_wire::openai::{ApiError, Body};
 use http::HeaderMap;
 use serde::Deserialize;
@@ -29,6 +29,11 @@ pub(crate) struct SessionName {
 }
 
 impl SessionName {
+    /// What the core is told of its client: which agent it is, and whether it works for another.
+    pub(crate) const fn kind(&self) -> ClientKind {
+        self.agent.kind(self.parent.is_some())
+    }
+
     /// Who the session is of, for the watch of prefixes.
     pub(crate) const fn origin(&self) -> Origin {
         Origin {

@@ -2,7 +2,7 @@
 
 use super::acceptance::{self, percent};
 use super::figures::{FIGURES, LATENCY, TPOT_P90, TTFT_P90, above, against_best, best_other, median, ranked, sample};
-use super::{CONTENDERS, Cell, Comparison, Extent, Outcomes, pareto};
+use super::{CONTENDERS, Cell, Comparison, Extent, IDEALS, Outcomes, pareto};
 use crate::render::write_table;
 use crate::section::{Table, estimate};
 use std::fmt::Write as _;
@@ -23,6 +23,16 @@ The knee is the load at which the best of `dp-cache-aware`, `peer-sglang` and `l
 loads does that, the heaviest stands for it.
 ";
 
+const BOUNDS: &str = "
+## What is there to gain
+
+The same sessions on clusters that cannot be built, by the best other policy of each cell, as above. `alone`: each request has an idle worker
+for itself, which holds all of its prompt that anybody ever sent before; no router beats that in any request. `undisturbed`: those who decode
+are spread evenly over the workers at each step, and prefills wait for nothing and cost nobody anything; no router beats that by choosing
+places alike for all. `balanced`: prefills take a worker each while they run, and whole batches move between two steps for nothing: no bound,
+but more than a router can do. Prefill/decode shapes may use each worker for both.
+";
+
 /// The document, with the plot under this name beside it.
 #[must_use]
 pub fn document(comparison: &Comparison, plot: &str) -> String {
@@ -32,6 +42,7 @@ pub fn document(comparison: &Comparison, plot: &str) -> String {
     text.push_str("\n## What it was to reach\n");
     write_table(&mut text, &acceptance::table(comparison));
     gains(&mut text, comparison);
+    bounds(&mut text, comparison);
     if pareto::has_panels(comparison) {
         let _ = write!(
             text,
@@ -131,6 +142,49 @@ fn gains(text: &mut String, comparison: &Comparison) {
     table.row(row);
     text.push_str("\n## Against the best other policy of each cell\n\nBelow zero is better.\n");
     write_table(text, &table);
+}
+
+/// What no router could gain over the best other policy, cell by cell and in the median.
+fn bounds(text: &mut String, comparison: &Comparison) {
+    let figures = [
+        (LATENCY, "latency mean"),
+        (TTFT_P90, "TTFT p90"),
+        (TPOT_P90, "TPOT p90"),
+    ];
+    let heavy: Vec<&Cell> = comparison.cells.iter().filter(|cell| cell.is_heavy()).collect();
+    for (figure, name) in figures {
+        let gain = |cell: &Cell, ideal: &Outcomes| {
+            let best = sample(
+                &comparison.outcomes,
+                cell,
+                best_other(&comparison.outcomes, cell),
+                figure,
+            );
+            above(&sample(ideal, cell, "homing", figure), &best)
+        };
+        let heads = ["cell", "`homing`"].into_iter().chain(IDEALS.map(|(_, name)| name));
+        let mut table = Table::new("", &heads.collect::<Vec<_>>());
+        let cells_of = |cell: &Cell| {
+            let ours = against_best(&comparison.outcomes, cell, figure);
+            let ideals = comparison.ideals.iter().map(|ideal| gain(cell, ideal));
+            [ours].into_iter().chain(ideals).collect::<Vec<_>>()
+        };
+        let all: Vec<Vec<Option<f64>>> = heavy.iter().map(|cell| cells_of(cell)).collect();
+        let shown = |share: Option<f64>| share.map_or("none".to_owned(), percent);
+        for (cell, row) in heavy.iter().zip(&all) {
+            table.row(
+                [cell.title()]
+                    .into_iter()
+                    .chain(row.iter().map(|share| shown(*share)))
+                    .collect(),
+            );
+        }
+        let columns = 0..=IDEALS.len();
+        let medians = columns.map(|column| shown(median(all.iter().filter_map(|row| row[column]).collect())));
+        table.row(["median".to_owned()].into_iter().chain(medians).collect());
+        let _ = writeln!(text, "{}\n### {name}", if figure == LATENCY { BOUNDS } else { "" });
+        write_table(text, &table);
+    }
 }
 
 /// What each term is worth: the planner without it by the planner.

@@ -13,9 +13,6 @@ use std::sync::Arc;
 /// A report this many blocks below what was expected is an error of the router's, not of rounding.
 const SLACK_BLOCKS: u32 = 2;
 
-/// The weight of the newest output in the running mean is one over this.
-const OUTPUT_MEMORY: u32 = 16;
-
 impl Router {
     pub(super) fn on_prefill_done(&mut self, leg: LegId, cached_tokens: Option<u32>) {
         let Some(placed) = self.present(leg, leg.leg) else {
@@ -68,7 +65,8 @@ impl Router {
                 self.history.found(leg.request, usage.cached_tokens);
             }
             self.history.generated(leg.request, usage.output_tokens);
-            self.learn_output(usage.output_tokens);
+            self.sessions
+                .answered(self.requests[&leg.request].kind, usage.output_tokens);
             self.learn_answer(leg.request, decode, usage.output_tokens);
             self.predict(leg.request, decode);
             self.signal(leg.request, Signal::Finished);
@@ -442,11 +440,5 @@ impl Router {
                 self.residency.disbelieve(worker, &prompt, reported_blocks);
             }
         }
-    }
-
-    fn learn_output(&mut self, tokens: u32) {
-        let (old, memory) = (u64::from(self.expected_output_tokens), u64::from(OUTPUT_MEMORY));
-        let mean = (old * (memory - 1) + u64::from(tokens) + memory / 2) / memory;
-        self.expected_output_tokens = u32::try_from(mean.max(1)).unwrap_or(u32::MAX);
     }
 }

@@ -24,16 +24,18 @@ impl Router {
             .get(request.session)
             .expect("a session with a turn in flight is remembered");
         let kin = self.sessions.kin(session.id);
+        let clients = self.sessions.clients();
+        let (return_share, expected_gap_s) = clients.returns_of_all();
         let turn = TurnView {
             request: id,
             session: session.id,
             turn_index: request.turn_index,
             prompt_tokens: request.prompt.tokens,
             max_output_tokens: request.max_output_tokens,
-            expected_output_tokens: self.output_tokens(request.max_output_tokens),
-            expected_turns: self.sessions.expected_turns(),
-            expected_gap_s: self.sessions.expected_gap_s(),
-            return_share: self.sessions.return_share(),
+            expected_output_tokens: self.output_tokens(request.kind, request.max_output_tokens),
+            expected_turns: clients.hazards(request.kind).turns(),
+            expected_gap_s,
+            return_share,
             block_size: self.config.block_size,
             shared_tokens: session.shared_tokens(),
             history_tokens: session.history_blocks.saturating_mul(self.config.block_size),
@@ -99,8 +101,7 @@ impl Router {
             recent_ttft_s: worker.recent_ttft_s,
             homed_sessions: homed.sessions,
             live_tokens: homed.live_tokens,
-            live_own_tokens: others.busy_own_tokens
-                + (others.idle_own_tokens as f64 * self.sessions.return_share()) as u64,
+            live_own_tokens: others.busy_own_tokens + others.expected_own_tokens,
             live_sessions: others.live_sessions,
             cached_tokens: u64::from(indexed.gpu) * u64::from(self.config.block_size),
             spills: indexed.host > 0,
@@ -159,7 +160,7 @@ impl Router {
     /// Why a worker takes no leg of this request.
     pub(super) fn denies_all(&self, worker: &Worker, account: &Account, request: &Request) -> Option<Denied> {
         let trial = || worker.is_on_trial() && account.requests >= self.config.limits.trial_requests;
-        let needed = self.needed_tokens(request.prompt.tokens, request.max_output_tokens);
+        let needed = self.needed_tokens(request.kind, request.prompt.tokens, request.max_output_tokens);
         let checks: [(bool, Denied); 5] = [
             (worker.state() == WorkerState::Dead, Denied::Dead),
             (request.avoid.contains(&worker.info.id), Denied::Avoided),
@@ -174,7 +175,7 @@ impl Router {
     /// Why a worker has no room to decode this request, whatever its KV comes from.
     fn denies_decode(&self, worker: &Worker, account: &Account, request: &Request) -> Option<Denied> {
         let (id, kv_tokens, limits) = (worker.info.id, worker.info.kv_tokens, &self.config.limits);
-        let output_tokens = self.output_tokens(request.max_output_tokens);
+        let output_tokens = self.output_tokens(request.kind, request.max_output_tokens);
         let whole = u64::from(request.prompt.tokens) + u64::from(output_tokens);
         // What runs there may share much of the prompt; that is looked at only where it matters.
         account.denies_decode(whole, kv_tokens, limits).and_then(|_| {

@@ -4,7 +4,7 @@
 use super::{Router, Timer};
 use crate::action::{Action, Decision, RouteError, WorkerState};
 use crate::admission::{Demand, Denied};
-use crate::event::{Leg, Turn};
+use crate::event::{ClientKind, Leg, Turn};
 use crate::fleet::Worker;
 use crate::handoff::{Phase, Placed, Request, Signal};
 use crate::policies::{Board, Choice, Order, Plan, TurnView};
@@ -29,13 +29,7 @@ impl Router {
             self.actions.push_back(Action::Reject { request: id, error });
             return;
         }
-        let session = self.sessions.begin(
-            self.now,
-            turn.session,
-            &turn.prompt,
-            turn.compared,
-            &mut self.residency.index,
-        );
+        let session = self.sessions.begin(self.now, &turn, &mut self.residency.index);
         let turn_index = self.sessions.get(session).map_or(0, |session| session.turns - 1);
         let request = Request {
             id,
@@ -45,6 +39,7 @@ impl Router {
             prompt: turn.prompt,
             max_output_tokens: turn.max_output_tokens,
             priority: turn.priority,
+            kind: turn.kind,
             phase: Phase::Waiting,
             queued_since: self.now,
             attempt: 0,
@@ -67,7 +62,7 @@ impl Router {
 
     /// Why this turn cannot be taken at all.
     fn turns_away(&mut self, turn: &Turn) -> Option<RouteError> {
-        let needed = self.needed_tokens(turn.prompt.tokens, turn.max_output_tokens);
+        let needed = self.needed_tokens(turn.kind, turn.prompt.tokens, turn.max_output_tokens);
         if let Some(error) = self.hopeless(needed) {
             return Some(error);
         }
@@ -101,13 +96,14 @@ impl Router {
     }
 
     /// The pool and context that a request needs, as far as it can be told before.
-    pub(super) fn needed_tokens(&self, prompt_tokens: u32, max_output_tokens: u32) -> u64 {
-        u64::from(prompt_tokens) + u64::from(self.output_tokens(max_output_tokens))
+    pub(super) fn needed_tokens(&self, kind: ClientKind, prompt_tokens: u32, max_output_tokens: u32) -> u64 {
+        u64::from(prompt_tokens) + u64::from(self.output_tokens(kind, max_output_tokens))
     }
 
     /// Output tokens to reckon with.
-    pub(super) fn output_tokens(&self, max_output_tokens: u32) -> u32 {
-        self.expected_output_tokens.min(max_output_tokens)
+    pub(super) fn output_tokens(&self, kind: ClientKind, max_output_tokens: u32) -> u32 {
+        let expected = self.sessions.clients().output_tokens(kind).max(1.0);
+        (expected as u32).min(max_output_tokens)
     }
 
     /// What to tell a client that comes at a bad time; drawn, so that those who are turned away together do not come
@@ -219,7 +215,9 @@ impl Router {
     /// Plans a waiting request, and places it if there is room.
     fn try_to_place(&mut self, id: RequestId) {
         let request = &self.requests[&id];
-        if let Some(error) = self.hopeless(self.needed_tokens(request.prompt.tokens, request.max_output_tokens)) {
+        if let Some(error) =
+            self.hopeless(self.needed_tokens(request.kind, request.prompt.tokens, request.max_output_tokens))
+        {
             let error = if request.streamed {
                 RouteError::WorkerLost
             } else {
@@ -302,7 +300,8 @@ impl Router {
         }
         self.queue.remove(id);
         let prompt = request.prompt.clone();
-        let output_tokens = self.output_tokens(self.requests[&id].max_output_tokens);
+        let request = &self.requests[&id];
+        let output_tokens = self.output_tokens(request.kind, request.max_output_tokens);
         let reserve_tokens = self
             .ledger
             .reserve_tokens(plan.decode, &prompt, output_tokens, self.config.block_size);

@@ -4,7 +4,7 @@
 use super::Router;
 use crate::action::{Decision, Path, WorkerState};
 use crate::admission::Account;
-use crate::event::{Abilities, Role};
+use crate::event::{Abilities, ClientKind, Role};
 use crate::handoff::{Failure, Request};
 use crate::sessions::{PATHS, Session};
 use homing_kv::{BlockHash, Tier};
@@ -86,6 +86,25 @@ pub struct SessionView {
     pub last_used: Instant,
     /// Plans by path.
     pub paths: BTreeMap<Path, u32>,
+}
+
+/// What was learnt of a kind of client.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ClientView {
+    /// The kind; names are the driver's.
+    pub kind: ClientKind,
+    /// Turns of it that have ended.
+    pub turns: u64,
+    /// Its sessions that have no turn in flight now.
+    pub away: u32,
+    /// The share of its sessions that come back after a turn.
+    pub return_share: f64,
+    /// Turns that a session has after one of its turns.
+    pub further_turns: f64,
+    /// Seconds between turns, of sessions that come back as long as they count as live; `None` where none does.
+    pub gap_s: Option<f64>,
+    /// Tokens of its answers.
+    pub output_tokens: f64,
 }
 
 /// Why a request went where it did.
@@ -249,6 +268,12 @@ impl Router {
         let mut sessions: Vec<_> = self.sessions.iter().collect();
         sessions.sort_by_key(|session| std::cmp::Reverse((session.last_used, session.id)));
         sessions.into_iter().take(limit).map(SessionView::from).collect()
+    }
+
+    /// What was learnt of each kind of client of which a turn has ended.
+    #[must_use]
+    pub fn view_clients(&self) -> Vec<ClientView> {
+        self.sessions.clients().view().collect()
     }
 
     /// Sessions that are remembered.

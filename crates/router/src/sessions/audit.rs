@@ -1,8 +1,8 @@
 //! The sessions' self-check: slow, complete, and apart from the code that it judges.
 
 use super::{Homed, Sessions};
-use homing_units::WorkerId;
-use std::collections::{BTreeMap, BTreeSet};
+use homing_units::{SessionId, WorkerId};
+use std::collections::BTreeMap;
 
 impl Sessions {
     pub(crate) fn check_invariants(&self) {
@@ -34,11 +34,15 @@ impl Sessions {
                 "a prompt's session has it as its last"
             );
         }
-        let cooling = self.iter().filter(|session| session.in_flight == 0 && session.live);
+        let away = |id: &SessionId| self.sessions[id].in_flight == 0;
         assert!(
-            self.cooling.iter().map(|(_, id)| *id).collect::<BTreeSet<_>>()
-                == cooling.map(|session| session.id).collect(),
-            "idle sessions that are live cool, no others"
+            self.changing.iter().all(|(_, id)| away(id)),
+            "only of sessions that are away something else is expected"
+        );
+        assert_eq!(
+            self.clients.away() as usize,
+            self.idle.len(),
+            "whoever is idle is counted as away"
         );
         let members: usize = self.families.values().map(|family| family.members.len()).sum();
         assert_eq!(members, self.sessions.len(), "each session is in one family");

@@ -15,8 +15,8 @@ pub(crate) struct Homed {
     pub(crate) live_sessions: u32,
     /// What no other family shows of those with a turn in flight.
     pub(crate) busy_own_tokens: u64,
-    /// The same of those that are expected back.
-    pub(crate) idle_own_tokens: u64,
+    /// The same of those that are away, as far as they are expected back.
+    pub(crate) expected_own_tokens: u64,
 }
 
 impl Homed {
@@ -26,7 +26,8 @@ impl Homed {
         if session.live {
             self.live_tokens += u64::from(session.last.tokens);
             self.live_sessions += 1;
-            *self.own_tokens(session) += session.own_tokens();
+            self.busy_own_tokens += busy_own_tokens(session);
+            self.expected_own_tokens += expected_own_tokens(session);
         }
     }
 
@@ -36,15 +37,20 @@ impl Homed {
         if session.live {
             self.live_tokens -= u64::from(session.last.tokens);
             self.live_sessions -= 1;
-            *self.own_tokens(session) -= session.own_tokens();
+            self.busy_own_tokens -= busy_own_tokens(session);
+            self.expected_own_tokens -= expected_own_tokens(session);
         }
     }
+}
 
-    const fn own_tokens(&mut self, session: &Session) -> &mut u64 {
-        if session.in_flight > 0 {
-            &mut self.busy_own_tokens
-        } else {
-            &mut self.idle_own_tokens
-        }
+fn busy_own_tokens(session: &Session) -> u64 {
+    if session.in_flight > 0 { session.own_tokens() } else { 0 }
+}
+
+fn expected_own_tokens(session: &Session) -> u64 {
+    if session.in_flight > 0 {
+        0
+    } else {
+        session.expected_tokens()
     }
 }

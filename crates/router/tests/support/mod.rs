@@ -5,8 +5,8 @@
 use homing_kv::{BlockHash, Prompt};
 use homing_router::action::{Action, Decision, Dispatch, KvUse, RouteError, WorkerState};
 use homing_router::event::{
-    Abilities, Compared, Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume, Role, SessionHint, Turn,
-    WorkerInfo,
+    Abilities, ClientKind, Compared, Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume, Role, SessionHint,
+    Turn, WorkerInfo,
 };
 use homing_router::recording::{ActionDigest, Recorder};
 use homing_router::{Router, RouterConfig};
@@ -164,6 +164,7 @@ impl Driver {
             max_output_tokens,
             priority,
             compared,
+            kind: ClientKind::default(),
         }));
         request
     }
