@@ -5,16 +5,15 @@
 //! sim` runs it on a cluster of the same workers. What a live run takes on top is this machine's: it should have nothing else to
 //! do. Minutes for each policy, so it is no part of CI.
 
-use crate::live_chaos::http;
+use crate::processes::{self, Process};
 use crate::shell;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-const WORKERS: u32 = 4;
+const WORKERS: usize = 4;
 const STEP_MODEL: &str = "h200-qwen3-30b";
 /// How long the cluster may take to come up.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
@@ -58,23 +57,9 @@ struct Outcome {
     ttft_s: [f64; 3],
 }
 
-/// A child that does not outlive this process; its workers end with it.
-struct Up(Child);
-
-impl Drop for Up {
-    fn drop(&mut self) {
-        // It has ended already, or it ends now.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
 /// Runs all policies both ways, prints the table, and judges.
 pub fn run(args: &Args) -> Result<()> {
-    let homing = match &args.homing {
-        Some(homing) => std::path::absolute(homing)?,
-        None => PathBuf::from(shell::release_binary()?),
-    };
+    let homing = processes::homing(args.homing.as_deref())?;
     let out = shell::root().join("target").join("live");
     std::fs::create_dir_all(&out)?;
     let mut outcomes = Vec::new();
@@ -128,9 +113,10 @@ fn on_paper(homing: &Path, args: &Args, policy: &str, out: &Path) -> Result<Outc
 }
 
 fn live(homing: &Path, args: &Args, policy: &str, out: &Path) -> Result<Outcome> {
-    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let address = processes::free_address()?;
     let log = std::fs::File::create(out.join(format!("up-{}.log", policy.replace(':', "-"))))?;
-    let child = Command::new(homing)
+    let mut command = Command::new(homing);
+    command
         .args(["up", "--step-model", STEP_MODEL, "--policy", policy])
         .args([
             "--workers",
@@ -140,29 +126,13 @@ fn live(homing: &Path, args: &Args, policy: &str, out: &Path) -> Result<Outcome>
         ])
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
-        .stderr(log)
-        .spawn()
-        .context("`homing up` could not be started")?;
-    let _up = Up(child);
-    until_ready(address)?;
+        .stderr(log);
+    let _up = Process::start(&mut command, "`homing up`")?;
+    processes::until("the cluster is up (see its log)", READY_PATIENCE, || {
+        processes::is_ready(address, WORKERS)
+    })?;
     let mut command = Command::new(homing);
     report(command.args(["replay", "--trace", &args.trace, "--url", &format!("http://{address}")]))
-}
-
-fn until_ready(address: SocketAddr) -> Result<()> {
-    let began = Instant::now();
-    let all = |page: &Value| {
-        page["data"]
-            .as_array()
-            .is_some_and(|workers| workers.len() == WORKERS as usize)
-    };
-    while !http::json(address, "/admin/workers").is_ok_and(|page| all(&page))
-        || !http::get(address, "/ready").is_ok_and(|(status, _)| status == 200)
-    {
-        ensure!(began.elapsed() < READY_PATIENCE, "the cluster is not up: see its log");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    Ok(())
 }
 
 /// Runs a command that prints a report, and reads it.

@@ -8,15 +8,15 @@
 mod abuse;
 mod cluster;
 mod hang_ups;
-pub mod http;
 mod kills;
 mod load;
 mod report;
 mod stops;
 
-use crate::shell;
+use crate::processes;
 use anyhow::Result;
 use report::Report;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long and how hard.
@@ -42,11 +42,11 @@ pub struct Args {
     only: Vec<String>,
     /// A binary that was built already, instead of a fresh release build.
     #[arg(long, value_name = "FILE")]
-    binary: Option<String>,
+    binary: Option<PathBuf>,
 }
 
 /// One act: a cluster of its own, and what is done to it.
-type Act = fn(&str, &Args, &mut Report) -> Result<()>;
+type Act = fn(&Path, &Args, &mut Report) -> Result<()>;
 
 /// All acts, in order.
 const ACTS: [(&str, Act); 5] = [
@@ -59,10 +59,7 @@ const ACTS: [(&str, Act); 5] = [
 
 /// Plays all acts; an error if something did not hold.
 pub fn run(args: &Args) -> Result<()> {
-    let binary = match &args.binary {
-        Some(binary) => binary.clone(),
-        None => shell::release_binary()?,
-    };
+    let binary = processes::homing(args.binary.as_deref())?;
     let mut report = Report::default();
     for (name, act) in ACTS {
         if args.only.is_empty() || args.only.iter().any(|only| only == name) {

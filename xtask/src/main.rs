@@ -7,6 +7,7 @@ mod e2e;
 mod live;
 mod live_chaos;
 mod mutations;
+mod processes;
 mod reproduce;
 mod results;
 mod shell;

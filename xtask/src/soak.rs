@@ -7,12 +7,12 @@
 //! sessions and batches kept for replays are bounded so that the warm-up reaches the bounds: below its bounds a process grows.
 
 mod cluster;
-mod memory;
+mod minutes;
 
-use crate::shell;
+use crate::{processes, shell};
 use anyhow::{Context, Result, ensure};
 use cluster::{Cluster, Traffic};
-use memory::{Minutes, resident_kib};
+use minutes::Minutes;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -54,12 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
         "expected more minutes than the warm-up has"
     );
     ensure!(args.time_scale >= 1.0, "expected a time scale of at least 1");
-    let homing = match &args.homing {
-        Some(homing) => homing
-            .canonicalize()
-            .with_context(|| format!("no file `{}`", homing.display()))?,
-        None => PathBuf::from(shell::release_binary()?),
-    };
+    let homing = processes::homing(args.homing.as_deref())?;
     let out = shell::root().join("target").join("soak");
     std::fs::create_dir_all(&out)?;
     let idle = SESSION_IDLE.div_f64(args.time_scale);
@@ -94,8 +89,10 @@ fn watch(args: &Args, cluster: &Cluster) -> Result<Vec<(String, Minutes)>> {
     while began.elapsed() < end {
         std::thread::sleep(SAMPLE_EVERY);
         let minute = began.elapsed().as_secs() / LINE_EVERY.as_secs();
-        for ((name, pid), (_, minutes)) in cluster.processes().zip(&mut watched) {
-            let kib = resident_kib(pid).with_context(|| format!("`{name}` is gone: see its log"))?;
+        for ((name, process), (_, minutes)) in cluster.processes().zip(&mut watched) {
+            let kib = process
+                .resident_kib()
+                .with_context(|| format!("`{name}` is gone: see its log"))?;
             minutes.add(minute, kib);
         }
         if minute > said {

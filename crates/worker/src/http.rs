@@ -29,6 +29,7 @@ use homing_wire::openai::ApiError;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 /// The header that carries a request's id.
@@ -52,6 +53,8 @@ pub(crate) struct App {
     /// When the worker started, in seconds since 1970.
     pub created: u64,
     pub max_body_bytes: usize,
+    /// Long prompts that are read at once, one a core: more would take as long, each on a thread of its own with its memory.
+    pub readers: Arc<Semaphore>,
     /// The worker is shutting down.
     pub stopping: CancellationToken,
     /// Requests that came without an id are counted to give them one.

@@ -342,6 +342,9 @@ impl Plan {
             },
             created: unix_seconds(),
             max_body_bytes: self.max_body_bytes,
+            readers: Arc::new(Semaphore::new(
+                std::thread::available_parallelism().map_or(1, usize::from),
+            )),
             stopping: stop.clone(),
             nameless: AtomicU64::new(0),
         })

@@ -3,13 +3,14 @@
 
 use super::Args;
 use super::cluster::Cluster;
-use super::http::{End, get};
 use super::kills::check_rest;
 use super::load::{Load, ask, request};
 use super::report::Report;
+use crate::processes::http::{End, get};
 use anyhow::Result;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Clients that read slowly.
@@ -23,7 +24,7 @@ const CUT_EVERY: Duration = Duration::from_secs(2);
 /// Tokens of an answer.
 const ANSWER: usize = 80;
 
-pub fn run(binary: &str, args: &Args, report: &mut Report) -> Result<()> {
+pub fn run(binary: &Path, args: &Args, report: &mut Report) -> Result<()> {
     let mut cluster = Cluster::start(binary, &[])?;
     let model = cluster.model()?;
     let before = cluster.router_memory();
@@ -113,7 +114,7 @@ fn slow_client(cluster: &Cluster, model: &str, client: u32) -> Option<TcpStream>
 }
 
 /// A router whose recording, log and turn lines all go to a disk that is full.
-pub fn full_disk(binary: &str, _args: &Args, report: &mut Report) -> Result<()> {
+pub fn full_disk(binary: &Path, _args: &Args, report: &mut Report) -> Result<()> {
     let mut cluster = Cluster::start(binary, &["--record", "/dev/full"])?;
     let model = cluster.model()?;
     let turns = 20;

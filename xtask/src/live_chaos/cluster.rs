@@ -1,13 +1,14 @@
 //! A router and its workers as processes. Each worker is reached through a forwarder that can cut all its connections;
 //! a killed worker is started again at the same address.
 
-use super::http;
+use crate::processes::{self, Process, http, until};
 use anyhow::{Context, Result, bail};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a process may take to serve.
 const STARTUP: Duration = Duration::from_secs(120);
@@ -17,9 +18,9 @@ const STEP_MODEL: &str = "h200-qwen3-30b";
 
 /// A router with its workers. Dropped, all of it is gone.
 pub struct Cluster {
-    binary: String,
+    binary: PathBuf,
     pub router: SocketAddr,
-    router_process: Child,
+    router_process: Process,
     workers: Vec<Worker>,
 }
 
@@ -27,16 +28,16 @@ struct Worker {
     name: String,
     role: &'static str,
     address: SocketAddr,
-    process: Child,
+    process: Process,
     forwarder: Forwarder,
 }
 
 impl Cluster {
     /// Starts `p0`, `d0` and `d1` and a router with these arguments more, and waits until it is ready.
-    pub fn start(binary: &str, more: &[&str]) -> Result<Self> {
+    pub fn start(binary: &Path, more: &[&str]) -> Result<Self> {
         let mut workers = Vec::new();
         for (name, role) in [("p0", "prefill"), ("d0", "decode"), ("d1", "decode")] {
-            let address = free_address()?;
+            let address = processes::free_address()?;
             let process = start_worker(binary, name, role, address)?;
             let forwarder = Forwarder::start(address)?;
             workers.push(Worker {
@@ -47,7 +48,7 @@ impl Cluster {
                 forwarder,
             });
         }
-        let router = free_address()?;
+        let router = processes::free_address()?;
         let router_process = start_router(binary, router, &workers, more)?;
         let cluster = Self {
             binary: binary.to_owned(),
@@ -55,14 +56,9 @@ impl Cluster {
             router_process,
             workers,
         };
-        until("the router is ready", STARTUP, || {
-            http::get(router, "/ready").is_ok_and(|(status, _)| status == 200)
+        until("the router knows its workers", STARTUP, || {
+            processes::is_ready(router, cluster.workers.len())
         })?;
-        for name in ["p0", "d0", "d1"] {
-            until("every worker is known exactly", STARTUP, || {
-                cluster.state(name) == "exact"
-            })?;
-        }
         Ok(cluster)
     }
 
@@ -78,7 +74,6 @@ impl Cluster {
         let binary = self.binary.clone();
         let worker = self.worker(name)?;
         worker.process.kill()?;
-        worker.process.wait()?;
         std::thread::sleep(down);
         worker.process = start_worker(&binary, &worker.name, worker.role, worker.address)?;
         Ok(())
@@ -156,53 +151,23 @@ impl Cluster {
 
     /// Resident memory of the router in MiB.
     pub fn router_memory(&self) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.router_process.id())).unwrap_or_default();
-        let kib = status.lines().find_map(|line| {
-            line.strip_prefix("VmRSS:")?
-                .trim()
-                .strip_suffix(" kB")?
-                .trim()
-                .parse::<f64>()
-                .ok()
-        });
-        kib.unwrap_or_default() / 1024.0
+        self.router_process.resident_kib().unwrap_or_default() as f64 / 1024.0
     }
 
     /// Whether the router's process is there.
     pub fn router_lives(&mut self) -> bool {
-        matches!(self.router_process.try_wait(), Ok(None))
+        matches!(self.router_process.ended(), Ok(None))
     }
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        // They are gone already where these fail.
-        let processes = self.workers.iter_mut().map(|worker| &mut worker.process);
-        for process in processes.chain([&mut self.router_process]) {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
-}
-
-fn start_worker(binary: &str, name: &str, role: &str, address: SocketAddr) -> Result<Child> {
-    let mut process = Command::new(binary)
-        .args(["worker", "--name", name, "--role", role, "--step-model", STEP_MODEL])
-        .args(["--listen", &address.to_string(), "--exit-with-stdin"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("`{binary}` could not be started"))?;
-    let mut first = String::new();
-    let stdout = process.stdout.take().context("its output is a pipe")?;
-    BufReader::new(stdout).read_line(&mut first)?;
-    if first.is_empty() {
-        bail!("worker `{name}` ended before it served");
-    }
+fn start_worker(binary: &Path, name: &str, role: &str, address: SocketAddr) -> Result<Process> {
+    let listen = address.to_string();
+    let arguments = ["--role", role, "--step-model", STEP_MODEL, "--listen", &listen];
+    let (process, _) = processes::worker(binary, name, &arguments, Stdio::inherit())?;
     Ok(process)
 }
 
-fn start_router(binary: &str, listen: SocketAddr, workers: &[Worker], more: &[&str]) -> Result<Child> {
+fn start_router(binary: &Path, listen: SocketAddr, workers: &[Worker], more: &[&str]) -> Result<Process> {
     let full = || std::fs::OpenOptions::new().write(true).open("/dev/full");
     let mut command = Command::new(binary);
     command
@@ -221,26 +186,7 @@ fn start_router(binary: &str, listen: SocketAddr, workers: &[Worker], more: &[&s
     } else {
         command.stdout(Stdio::null());
     }
-    command
-        .spawn()
-        .with_context(|| format!("`{binary}` could not be started"))
-}
-
-fn free_address() -> Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    Ok(listener.local_addr()?)
-}
-
-/// Waits for something to become true; says how long it took.
-pub fn until(what: &str, at_most: Duration, mut holds: impl FnMut() -> bool) -> Result<Duration> {
-    let since = Instant::now();
-    while !holds() {
-        if since.elapsed() > at_most {
-            bail!("it did not come true within {at_most:?} that {what}");
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(since.elapsed())
+    Process::start(&mut command, "the router")
 }
 
 /// A forwarder of connections that can cut them all.

@@ -2,12 +2,14 @@
 //! for them.
 
 use super::Args;
-use super::cluster::{Cluster, until};
-use super::http::post;
+use super::cluster::Cluster;
 use super::kills::check_rest;
 use super::load::request;
 use super::report::Report;
+use crate::processes::http::post;
+use crate::processes::until;
 use anyhow::Result;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,7 @@ const ANSWER: usize = 2_000;
 /// Hang-ups come within so many tokens; one in four comes before the head of the answer is read.
 const WITHIN_TOKENS: u32 = 40;
 
-pub fn run(binary: &str, args: &Args, report: &mut Report) -> Result<()> {
+pub fn run(binary: &Path, args: &Args, report: &mut Report) -> Result<()> {
     let cluster = Cluster::start(binary, &[])?;
     let model = cluster.model()?;
     let next = AtomicU32::new(0);

@@ -2,11 +2,13 @@
 //! that went on elsewhere are right to the letter, and nothing is left behind.
 
 use super::Args;
-use super::cluster::{Cluster, until};
-use super::http::End;
+use super::cluster::Cluster;
 use super::load::{Load, Outcome, ask};
 use super::report::Report;
+use crate::processes::http::End;
+use crate::processes::until;
 use anyhow::Result;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Tokens of an answer.
@@ -20,7 +22,7 @@ const AGAIN: usize = 40;
 /// What a router's memory may grow by between the second and the last quarter, beside 5%, in MiB.
 const GROWTH_MIB: f64 = 8.0;
 
-pub fn run(binary: &str, args: &Args, report: &mut Report) -> Result<()> {
+pub fn run(binary: &Path, args: &Args, report: &mut Report) -> Result<()> {
     let mut cluster = Cluster::start(binary, &[])?;
     let model = cluster.model()?;
     let load = Load::start(cluster.router, &model, args.sessions, ANSWER);

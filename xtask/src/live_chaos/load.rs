@@ -1,6 +1,6 @@
 //! Sessions that go on until told to stop, and what came of their turns.
 
-use super::http::{End, post};
+use crate::processes::http::{End, post};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

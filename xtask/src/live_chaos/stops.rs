@@ -2,11 +2,13 @@
 //! it goes on it is used again soon.
 
 use super::Args;
-use super::cluster::{Cluster, until};
+use super::cluster::Cluster;
 use super::kills::{check_rest, check_texts};
 use super::load::{Load, ask, request};
 use super::report::Report;
+use crate::processes::until;
 use anyhow::Result;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Sessions at one time: enough that the worker has streams.
@@ -16,7 +18,7 @@ const ANSWER: usize = 150;
 /// How long the worker stands still.
 const STOPPED: Duration = Duration::from_secs(12);
 
-pub fn run(binary: &str, _args: &Args, report: &mut Report) -> Result<()> {
+pub fn run(binary: &Path, _args: &Args, report: &mut Report) -> Result<()> {
     let mut cluster = Cluster::start(binary, &[])?;
     let model = cluster.model()?;
     let load = Load::start(cluster.router, &model, SESSIONS, ANSWER);

@@ -1,17 +1,18 @@
 //! The processes of a soak: three workers, the router, and those that send traffic. All end with it.
 
+use crate::processes::{self, Process, http};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fmt;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const WORKERS: usize = 3;
 /// Requests at one worker at most, and sessions that the router remembers: few enough that a warm-up reaches all bounds. What a
@@ -31,23 +32,10 @@ const READY_PATIENCE: Duration = Duration::from_secs(60);
 const HANG_UP_EVERY: Duration = Duration::from_millis(500);
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A child that does not outlive this process.
-struct Process {
-    name: String,
-    child: Child,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It has ended already, or it ends now.
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
 /// The router and its workers.
 pub struct Cluster {
-    processes: Vec<Process>,
+    /// With their names, the router first.
+    processes: Vec<(String, Process)>,
     address: SocketAddr,
 }
 
@@ -57,35 +45,22 @@ impl Cluster {
         let (mut processes, mut config) = (Vec::new(), String::new());
         for number in 0..WORKERS {
             let name = format!("w{number}");
+            let log = File::create(out.join(format!("{name}.log")))?;
             let arguments = [
-                "worker",
-                "--exit-with-stdin",
                 "--role",
                 "both",
                 "--listen",
                 "127.0.0.1:0",
-                "--name",
-                &name,
                 "--kv-replay-batches",
                 REPLAY_BATCHES,
+                "--step-model",
+                step_model,
             ];
-            let log = File::create(out.join(format!("{name}.log")))?;
-            let mut child = Command::new(homing)
-                .args(arguments)
-                .args(["--step-model", step_model])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(log)
-                .spawn()
-                .context("a worker could not be started")?;
-            let mut line = String::new();
-            BufReader::new(child.stdout.take().context("a worker has no output")?).read_line(&mut line)?;
-            let said: Value = serde_json::from_str(&line).with_context(|| format!("worker `{name}` said `{line}`"))?;
-            let http = said["http"].as_str().context("a worker says where it listens")?;
+            let (process, http) = processes::worker(homing, &name, &arguments, log.into())?;
             config += &format!("[[workers]]\nurl = \"http://{http}\"\nkind = \"homing\"\nname = \"{name}\"\n");
-            processes.push(Process { name, child });
+            processes.push((name, process));
         }
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let address = processes::free_address()?;
         let (seconds, nanoseconds) = (session_idle.as_secs(), session_idle.subsec_nanos());
         let head = format!(
             "listen = \"{address}\"\ntokenizer = \"tiny\"\n[router.clocks]\nsession_idle = {{ secs = {seconds}, nanos = {nanoseconds} }}\n\
@@ -94,48 +69,30 @@ impl Cluster {
         );
         let file = out.join("serve.toml");
         std::fs::write(&file, head + &config)?;
-        let child = Command::new(homing)
+        let mut command = Command::new(homing);
+        command
             .arg("serve")
             .arg("--config")
             .arg(&file)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(File::create(out.join("router.log"))?)
-            .spawn()
-            .context("the router could not be started")?;
-        let name = "router".to_owned();
-        processes.insert(0, Process { name, child });
-        let cluster = Self { processes, address };
-        cluster.until_ready()?;
-        Ok(cluster)
+            .stderr(File::create(out.join("router.log"))?);
+        let router = Process::start(&mut command, "the router")?;
+        processes.insert(0, ("router".to_owned(), router));
+        processes::until("the router knows its workers (see the logs)", READY_PATIENCE, || {
+            processes::is_ready(address, WORKERS)
+        })?;
+        Ok(Self { processes, address })
     }
 
-    fn until_ready(&self) -> Result<()> {
-        let began = Instant::now();
-        let ready = |page: &Value| {
-            let workers = page["data"].as_array().map(Vec::as_slice).unwrap_or_default();
-            workers.len() == WORKERS && workers.iter().all(|worker| worker["state"] == "exact")
-        };
-        while !get(self.address, "/admin/workers").is_ok_and(|page| ready(&page)) {
-            ensure!(
-                began.elapsed() < READY_PATIENCE,
-                "the router has not found its workers: see the logs"
-            );
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
-    }
-
-    /// The router first, then the workers: names and process ids.
-    pub fn processes(&self) -> impl Iterator<Item = (&str, u32)> {
-        self.processes
-            .iter()
-            .map(|process| (process.name.as_str(), process.child.id()))
+    /// The router first, then the workers.
+    pub fn processes(&self) -> impl Iterator<Item = (&str, &Process)> {
+        self.processes.iter().map(|(name, process)| (name.as_str(), process))
     }
 
     /// Sessions that the router remembers.
     pub fn sessions(&self) -> Result<usize> {
-        let page = get(self.address, "/admin/sessions")?;
+        let page = http::json(self.address, "/admin/sessions")?;
         let data = page["data"].as_array().context("expected a list of sessions")?;
         Ok(data.len())
     }
@@ -143,7 +100,8 @@ impl Cluster {
     /// What came of the requests so far.
     pub fn tally(&self) -> Result<Tally> {
         let mut tally = Tally::default();
-        page(self.address, "/metrics")?.lines().for_each(|line| tally.add(line));
+        let (_, page) = http::get(self.address, "/metrics")?;
+        page.lines().for_each(|line| tally.add(line));
         Ok(tally)
     }
 }
@@ -250,7 +208,8 @@ impl Replays {
     /// One replay, to its end or until it is broken off.
     fn once(&self, seed: u64, stop: &AtomicBool) -> Result<()> {
         let log = File::options().create(true).append(true).open(&self.log)?;
-        let child = Command::new(&self.homing)
+        let mut command = Command::new(&self.homing);
+        command
             .args([
                 "replay",
                 "--trace",
@@ -269,13 +228,10 @@ impl Replays {
             .args(["--url", &format!("http://{}", self.address)])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .context("a replay could not be started")?;
-        let name = format!("replay-{}", self.form);
-        let mut process = Process { name, child };
+            .stderr(log);
+        let mut process = Process::start(&mut command, "a replay")?;
         while !stop.load(Ordering::Relaxed) {
-            if let Some(status) = process.child.try_wait()? {
+            if let Some(status) = process.ended()? {
                 ensure!(status.success(), "it ended with {status}: see `{}`", self.log.display());
                 return Ok(());
             }
@@ -287,7 +243,7 @@ impl Replays {
 
 /// Clients that begin a stream, read its first bytes and are gone.
 fn hang_up_until(address: SocketAddr, stop: &AtomicBool) -> Result<()> {
-    let models = get(address, "/v1/models")?;
+    let models = http::json(address, "/v1/models")?;
     let model = &models["data"][0]["id"];
     for number in 0.. {
         if stop.load(Ordering::Relaxed) {
@@ -305,34 +261,12 @@ fn hang_up(address: SocketAddr, model: &Value, number: u64) -> std::io::Result<(
     let messages = serde_json::json!([{"role": "user", "content": text}]);
     let body =
         serde_json::json!({"model": model, "messages": messages, "max_tokens": 2_000, "stream": true}).to_string();
-    let mut stream = connect(address)?;
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(HTTP_TIMEOUT))?;
     let length = body.len();
     write!(
         stream,
         "POST /v1/chat/completions HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
     )?;
     stream.read_exact(&mut [0; 600])
-}
-
-fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(HTTP_TIMEOUT))?;
-    Ok(stream)
-}
-
-/// A page of the router as JSON.
-fn get(address: SocketAddr, path: &str) -> Result<Value> {
-    let body = page(address, path)?;
-    serde_json::from_str(&body).with_context(|| format!("`{path}` answered `{body}`"))
-}
-
-fn page(address: SocketAddr, path: &str) -> Result<String> {
-    let mut stream = connect(address)?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (_, body) = answer
-        .split_once("\r\n\r\n")
-        .context("expected an answer with a body")?;
-    Ok(body.to_owned())
 }

@@ -19,6 +19,7 @@ use homing_wire::openai::{ApiError, ErrorKind};
 use homing_wire::sse::{DONE_EVENT, encode_data};
 use http::{HeaderMap, HeaderValue, header};
 use std::convert::Infallible;
+use std::sync::Arc;
 
 /// Bodies up to this size are read, tokenised and hashed where they arrive; longer ones elsewhere, so that they do not
 /// hold up other connections.
@@ -89,8 +90,15 @@ async fn prepare_anywhere(app: &Shared, dialect: Dialect, bytes: Bytes) -> Resul
     if bytes.len() <= INLINE_BODY_BYTES {
         return prepare(app, dialect, &bytes);
     }
+    // The permit goes with the work: a client that hangs up does not make room that is not there.
+    let permit = Arc::clone(&app.readers).acquire_owned().await.map_err(|_| stopped())?;
     let app = app.clone();
-    let prepared = tokio::task::spawn_blocking(move || prepare(&app, dialect, &bytes)).await;
+    let task = tokio::task::spawn_blocking(move || {
+        let prepared = prepare(&app, dialect, &bytes);
+        drop(permit);
+        prepared
+    });
+    let prepared = task.await;
     prepared.map_err(|error| ApiError::new(ErrorKind::Internal, format!("the request could not be read: {error}")))?
 }
 

@@ -1,13 +1,6 @@
-//! Resident memory of a process, and how flat it was: the medians of its minutes.
+//! How flat a process's resident memory was: the medians of its minutes.
 
 use std::collections::BTreeMap;
-
-/// A process's resident memory, where the system says it.
-pub fn resident_kib(pid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.split_whitespace().next()?.parse().ok()
-}
 
 /// A process's samples by the minute, as many as a run has.
 #[derive(Default)]
@@ -58,11 +51,5 @@ mod tests {
         // One sample far off does not count.
         check(&[(1, 100), (1, 100), (1, 900), (2, 100)], 0.0);
         check(&[(1, 100), (2, 120), (3, 90)], 100.0 / 3.0);
-    }
-
-    #[test]
-    fn this_process_has_memory() {
-        assert!(resident_kib(std::process::id()).is_none_or(|kib| kib > 100));
-        assert_eq!(resident_kib(u32::MAX), None);
     }
 }
