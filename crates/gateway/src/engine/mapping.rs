@@ -4,11 +4,14 @@
 //! terms: the own chain after the last whole own block, and the tokens since then. So an engine may have blocks of
 //! another size: a larger one fills several own blocks, several smaller ones fill one. Bounded: beyond the bound the
 //! oldest blocks are forgotten, which costs precision (what hangs on them is no longer mapped) and nothing else.
+//!
+//! A full pool is a hundred thousand blocks that come and go, so a block of the usual kind, as large as an own one, is kept without a
+//! heap of its own, in a map whose memory follows what is in it: a hash table would double once it has seen enough go.
 
 use homing_kv::{BlockHash, Tier, chain};
 use homing_router::event::KvUpdate;
 use homing_wire::kv_events::{BlockRemoved, BlockStored, CacheEvent};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Tokens after the last whole own block that are kept for each engine block: own blocks are no larger than this.
 const OWN_BLOCK_MAX: u32 = 4_096;
@@ -21,7 +24,7 @@ const STALE_MIN: usize = 1_024;
 pub(crate) struct HashMapping {
     own_block_size: u32,
     capacity: usize,
-    blocks: HashMap<u64, Known>,
+    blocks: BTreeMap<u64, Known>,
     /// The blocks in the order they were stored, with the number they had then; those stored anew since are stale.
     order: VecDeque<(u64, u64)>,
     stored: u64,
@@ -32,15 +35,29 @@ pub(crate) struct HashMapping {
 /// A block that is mapped.
 #[derive(Debug)]
 struct Known {
-    place: Place,
+    place: KeptPlace,
     /// Its number in the order.
     number: u64,
-    /// Where it lies: an engine with a host tier drops it from one and keeps it in the other.
-    tiers: Vec<Tier>,
+    tiers: Tiers,
+}
+
+/// Where a block lies: an engine with a host tier drops it from one and keeps it in the other.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tiers {
+    gpu: bool,
+    host: bool,
+}
+
+/// [`Place`], as small as it can be.
+#[derive(Debug)]
+enum KeptPlace {
+    /// It is one own block, and ends where that one does: its chain.
+    OwnBlock(BlockHash),
+    Other(Box<Place>),
 }
 
 /// Where an engine's block stands in own terms.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Place {
     /// The own chain after the last whole own block.
     tip: Option<BlockHash>,
@@ -48,6 +65,46 @@ struct Place {
     rest: Vec<u32>,
     /// Own blocks whose last token lies in this block.
     completes: Vec<BlockHash>,
+}
+
+impl Tiers {
+    fn set(&mut self, tier: Tier, lies_there: bool) {
+        match tier {
+            Tier::Gpu => self.gpu = lies_there,
+            Tier::Host => self.host = lies_there,
+        }
+    }
+
+    const fn is_none(self) -> bool {
+        !self.gpu && !self.host
+    }
+}
+
+impl KeptPlace {
+    fn new(place: &Place) -> Self {
+        match (place.tip, place.completes.as_slice()) {
+            (Some(tip), [only]) if tip == *only && place.rest.is_empty() => Self::OwnBlock(tip),
+            _ => Self::Other(Box::new(place.clone())),
+        }
+    }
+
+    fn completes(&self) -> &[BlockHash] {
+        match self {
+            Self::OwnBlock(hash) => std::slice::from_ref(hash),
+            Self::Other(place) => &place.completes,
+        }
+    }
+
+    /// The place behind which the next block stands.
+    fn before_next(&self) -> Place {
+        match self {
+            Self::OwnBlock(hash) => Place {
+                tip: Some(*hash),
+                ..Place::default()
+            },
+            Self::Other(place) => Place::clone(place),
+        }
+    }
 }
 
 impl HashMapping {
@@ -61,7 +118,7 @@ impl HashMapping {
         Self {
             own_block_size,
             capacity: capacity.max(1),
-            blocks: HashMap::new(),
+            blocks: BTreeMap::new(),
             order: VecDeque::new(),
             stored: 0,
             unmapped: 0,
@@ -92,12 +149,8 @@ impl HashMapping {
 
     fn stored(&mut self, stored: &BlockStored) -> Option<KvUpdate> {
         let start = match stored.parent_block_hash {
-            None => Some(Place {
-                tip: None,
-                rest: Vec::new(),
-                completes: Vec::new(),
-            }),
-            Some(parent) => self.blocks.get(&parent).map(|known| known.place.clone()),
+            None => Some(Place::default()),
+            Some(parent) => self.blocks.get(&parent).map(|known| known.place.before_next()),
         };
         // What is private serves nobody else's tokens; of a hybrid model only the first group is the prefix cache.
         let shared = !stored.is_private() && stored.group_idx.unwrap_or(0) == 0;
@@ -111,7 +164,7 @@ impl HashMapping {
         for (block, tokens) in stored.blocks() {
             place = self.after(place, tokens);
             hashes.extend_from_slice(&place.completes);
-            self.insert(block, place.clone(), tier);
+            self.insert(block, KeptPlace::new(&place), tier);
         }
         (!hashes.is_empty()).then_some(KvUpdate::Stored { parent, hashes, tier })
     }
@@ -134,22 +187,23 @@ impl HashMapping {
             let Some(known) = self.blocks.get_mut(block) else {
                 continue;
             };
-            known.tiers.retain(|of| *of != tier);
-            hashes.extend_from_slice(&known.place.completes);
-            if known.tiers.is_empty() {
+            known.tiers.set(tier, false);
+            hashes.extend_from_slice(known.place.completes());
+            if known.tiers.is_none() {
                 self.blocks.remove(block);
             }
         }
         (!hashes.is_empty()).then_some(KvUpdate::Removed { hashes, tier })
     }
 
-    fn insert(&mut self, block: u64, place: Place, tier: Tier) {
+    fn insert(&mut self, block: u64, place: KeptPlace, tier: Tier) {
         self.stored += 1;
         let number = self.stored;
-        let mut tiers = vec![tier];
-        if let Some(before) = self.blocks.get(&block) {
-            tiers.extend(before.tiers.iter().filter(|of| **of != tier));
-        }
+        let mut tiers = self
+            .blocks
+            .get(&block)
+            .map_or_else(Tiers::default, |before| before.tiers);
+        tiers.set(tier, true);
         self.blocks.insert(block, Known { place, number, tiers });
         self.order.push_back((block, number));
         while self.blocks.len() > self.capacity {
@@ -302,6 +356,18 @@ mod tests {
             mapping.translate(&[on("EXTERNAL", 3, None, &[1, 2]), off("DISK", 2)]),
             []
         );
+    }
+
+    #[test]
+    fn a_block_of_the_usual_kind_has_no_heap_of_its_own() {
+        let mut mapping = HashMapping::new(2, 100);
+        mapping.translate(&[
+            stored(&[1, 2], None, &[1, 2, 3, 4], 2),
+            stored(&[3], Some(2), &[5, 6, 7], 3),
+        ]);
+        let usual = |block: u64| matches!(mapping.blocks[&block].place, KeptPlace::OwnBlock(_));
+        assert!(usual(1) && usual(2) && !usual(3), "{mapping:?}");
+        assert!(size_of::<Known>() <= 64);
     }
 
     #[test]
