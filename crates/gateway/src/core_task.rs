@@ -9,8 +9,8 @@ use crate::clock::Clock;
 use crate::engine::Watched;
 use crate::recorder::Recorder;
 use crate::telemetry::Telemetry;
-use homing_router::action::{Action, Decision, Dispatch, RouteError, WorkerState};
-use homing_router::event::{Event, LegId, Turn};
+use homing_router::action::{Action, Decision, Dispatch, Errand, RouteError, WorkerState};
+use homing_router::event::{Event, FailureCause, LegFailure, LegId, Resume, Turn};
 use homing_router::{ClientView, Explanation, Router, SessionView, WorkerStatus};
 use homing_units::{Duration, Instant, RequestId, WorkerId};
 use std::collections::{HashMap, VecDeque};
@@ -200,6 +200,11 @@ impl CoreTask {
                 self.remember(&decision);
                 self.command(decision.request, Command::Decided(decision))
             }
+            Action::Dispatch(dispatch) if self.lacks(dispatch.leg.request) => Some(Event::LegFailed(LegFailure {
+                leg: dispatch.leg,
+                cause: FailureCause::Invalid,
+                resume: Resume::Start,
+            })),
             Action::Dispatch(dispatch) => self.command(dispatch.leg.request, Command::Dispatch(dispatch)),
             Action::Cancel { leg, .. } => self.command(leg.request, Command::Cancel(leg)),
             Action::Reject { request, error } => {
@@ -226,7 +231,14 @@ impl CoreTask {
                 tracing::info!(%worker, ?state, "worker state");
                 None
             }
+            // No flight carries it: its first leg fails at once.
+            Action::Errand(_) | Action::ErrandEnded { .. } => None,
         }
+    }
+
+    /// Whether nobody carries this errand: the prompt that it is of is not remembered any more.
+    fn lacks(&self, request: RequestId) -> bool {
+        request >= Errand::FIRST_ID && !self.flights.contains_key(&request)
     }
 
     fn command(&mut self, request: RequestId, command: Command) -> Option<Event> {

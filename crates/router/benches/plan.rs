@@ -77,6 +77,7 @@ fn turn(index: u32) -> TurnView {
         new_family: false,
         was_resident: true,
         home: Some(WorkerId(3)),
+        carried: false,
         waited: Duration::ZERO,
         may_transfer: true,
         may_fetch: true,

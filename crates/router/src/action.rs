@@ -47,6 +47,15 @@ pub enum Action {
         /// Its new state.
         state: WorkerState,
     },
+    /// KV is about to be carried though no client waits for it; comes before its first [`Action::Dispatch`].
+    Errand(Box<Errand>),
+    /// An errand is over: no leg of it is out any more, and nothing that is still said of it matters.
+    ErrandEnded {
+        /// The errand.
+        errand: RequestId,
+        /// How it ended.
+        outcome: ErrandOutcome,
+    },
 }
 
 /// A leg to send.
@@ -59,7 +68,7 @@ pub struct Dispatch {
     /// What happens with its KV.
     pub kv: KvUse,
     /// Only so many first tokens of the prompt, whole blocks, are the leg's own prompt ([`Leg::Lend`], [`Leg::Fetch`]); `None`
-    /// where it is the whole prompt.
+    /// where it is the whole prompt. The prompt of an [`Errand`]'s legs is that of the turn that it names.
     ///
     /// [`Leg::Lend`]: crate::event::Leg::Lend
     /// [`Leg::Fetch`]: crate::event::Leg::Fetch
@@ -80,7 +89,7 @@ pub struct Fetch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvUse {
-    /// The worker prefills what it lacks (`append`, `local`).
+    /// The worker prefills what it lacks (`append`, `local`, and an errand without a worker to carry from).
     Local,
     /// Hold the KV for the leg of the same attempt that pulls from this one (`Lend`, `Prefill`).
     Export,
@@ -89,6 +98,88 @@ pub enum KvUse {
         /// Where that leg ran.
         from: WorkerId,
     },
+}
+
+/// KV that is carried to a worker while no client waits for it: the first whole blocks of a prompt that some turn had. Its legs are
+/// [`Leg::Lend`] at the worker that holds them and [`Leg::Fetch`] at the one that gets them, of attempt 0; the latter alone, with
+/// [`KvUse::Local`], where it computes them itself. Each generates one token, which is nobody's. A driver that does not have the
+/// prompt any more says that its first leg has failed as [`FailureCause::Invalid`].
+///
+/// [`Leg::Lend`]: crate::event::Leg::Lend
+/// [`Leg::Fetch`]: crate::event::Leg::Fetch
+/// [`FailureCause::Invalid`]: crate::event::FailureCause::Invalid
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Errand {
+    /// What its legs are known by: at least [`Errand::FIRST_ID`], and used once.
+    pub errand: RequestId,
+    /// Why it is carried.
+    pub kind: ErrandKind,
+    /// The session whose prompt begins with it.
+    pub session: SessionId,
+    /// The turn whose prompt begins with it, the latest of that session.
+    pub of: RequestId,
+    /// So many first tokens of that prompt, whole blocks.
+    pub tokens: u32,
+    /// Who holds them, and lends them; `None` where they are computed at the destination.
+    pub from: Option<WorkerId>,
+    /// Who gets them.
+    pub to: WorkerId,
+}
+
+impl Errand {
+    /// Ids from here on are those of errands; drivers number requests below.
+    pub const FIRST_ID: RequestId = RequestId(1 << 48);
+
+    /// Whether the copy of whoever lends it becomes the first to go there, as when a session migrates.
+    #[must_use]
+    pub const fn moves(&self) -> bool {
+        matches!(self.kind, ErrandKind::Gap) && self.from.is_some()
+    }
+}
+
+/// Why KV is carried while nobody waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ErrandKind {
+    /// A session's KV goes to where its next turn will better be served, in the gap before that.
+    Gap,
+    /// Boilerplate that many sessions show goes to a decode worker that lacks it.
+    Base,
+}
+
+impl ErrandKind {
+    /// Its name in logs and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Gap => "gap",
+            Self::Base => "base",
+        }
+    }
+}
+
+/// How an errand ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ErrandOutcome {
+    /// The KV is there.
+    Landed,
+    /// It did not come.
+    Failed,
+    /// It was given up for a client's turn.
+    Dropped,
+}
+
+impl ErrandOutcome {
+    /// Its name in logs and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Landed => "landed",
+            Self::Failed => "failed",
+            Self::Dropped => "dropped",
+        }
+    }
 }
 
 /// How a turn is served.

@@ -86,6 +86,12 @@ pub struct Limits {
     pub candidates: usize,
     /// Requests that `explain` remembers.
     pub explained: usize,
+    /// Errands under way at one time, in all; a worker has part in one.
+    pub errands: usize,
+    /// Families that own what counts as base content, at least.
+    pub base_owners: usize,
+    /// Tokens of base content, at least: of less, nothing is to be won.
+    pub base_tokens: u32,
 }
 
 impl Default for Limits {
@@ -112,6 +118,9 @@ impl Default for Limits {
             missed_probes: 3,
             candidates: 8,
             explained: 1_024,
+            errands: 4,
+            base_owners: 4,
+            base_tokens: 1_024,
         }
     }
 }
@@ -167,6 +176,12 @@ pub struct Clocks {
     pub session_live: Duration,
     /// A failed transfer counts against its link for so long.
     pub link_memory: Duration,
+    /// How often it is looked whether an errand can be run that could not be.
+    pub errand_pace: Duration,
+    /// Nothing more is carried for a session, or of base content to a worker, for so long after an errand...
+    pub errand_rest: Duration,
+    /// ...and for twice as long after each that failed, up to this; for this after base content that has landed.
+    pub errand_rest_cap: Duration,
 }
 
 impl Default for Clocks {
@@ -194,6 +209,9 @@ impl Default for Clocks {
             session_idle: Duration::from_secs(3_600),
             session_live: Duration::from_secs(300),
             link_memory: Duration::from_secs(30),
+            errand_pace: Duration::from_secs(1),
+            errand_rest: Duration::from_secs(30),
+            errand_rest_cap: Duration::from_secs(600),
         }
     }
 }

@@ -82,7 +82,7 @@ pub struct LegId {
 pub enum Leg {
     /// Holds the KV of the prompt's history, which is there already, for the fetch leg.
     Lend,
-    /// Pulls the history to the prefill worker.
+    /// Pulls the history to the prefill worker; of an [`Errand`](crate::action::Errand), brings its KV to its destination.
     Fetch,
     /// Computes the prompt's KV and holds it for the decode leg.
     Prefill,
@@ -269,7 +269,7 @@ pub enum KvUpdate {
 /// A client's request: one turn of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
-    /// The driver's id, used once.
+    /// The driver's id, used once; below [`Errand::FIRST_ID`](crate::action::Errand::FIRST_ID).
     pub request: RequestId,
     /// What the client says about the session.
     pub session: SessionHint,

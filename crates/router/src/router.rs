@@ -7,11 +7,13 @@
 //! - `sources`: who hands a session's KV over when it moves
 //! - `speeds`: what legs took, for what is learnt of their workers
 //! - `survey`: the board that a policy sees
+//! - `errands`: KV that is carried while no client waits for it
 //! - `views`: what operators see
 //!
 //! Nothing is decided inside a callback: whatever frees something notes it in the queue, and the queue is looked at once, at
 //! the end of the event.
 
+mod errands;
 mod legs;
 mod sources;
 mod speeds;
@@ -27,6 +29,7 @@ use crate::action::Action;
 use crate::admission::Ledger;
 use crate::backoff::Backoff;
 use crate::config::RouterConfig;
+use crate::errands::{Errands, Signal};
 use crate::event::Event;
 use crate::feed::FeedLimits;
 use crate::fleet::Fleet;
@@ -61,6 +64,7 @@ pub struct Router {
     timers: Timers<Timer>,
     actions: VecDeque<Action>,
     history: History,
+    errands: Errands,
 }
 
 /// What a timer is for.
@@ -72,6 +76,10 @@ enum Timer {
     Resync(WorkerId),
     /// A worker whose KV events began anew has shown no other life.
     Restart(WorkerId),
+    /// The phase of an errand has taken too long.
+    Errand(RequestId),
+    /// It is to be looked again whether an errand can be run.
+    ErrandPace,
 }
 
 impl Router {
@@ -106,6 +114,7 @@ impl Router {
             timers: Timers::new(),
             actions: VecDeque::new(),
             history: History::new(limits.explained),
+            errands: Errands::default(),
             config,
         }
     }
@@ -140,6 +149,7 @@ impl Router {
                 break;
             }
         }
+        self.run_errands();
     }
 
     /// The next thing to do, in order; `None` when all is said.
@@ -156,6 +166,8 @@ impl Router {
                 Timer::Request(request) => self.on_overdue(request),
                 Timer::Resync(worker) => self.on_resync_overdue(worker),
                 Timer::Restart(worker) => self.on_restart_overdue(worker),
+                Timer::Errand(errand) => self.errand_signal(errand, Signal::Overdue),
+                Timer::ErrandPace => self.on_errand_pace(),
             }
         }
         rang
@@ -179,10 +191,10 @@ impl Router {
         self.habits
     }
 
-    /// Whether no request lives and nothing is booked.
+    /// Whether no request lives, no errand is under way and nothing is booked.
     #[must_use]
     pub fn idle(&self) -> bool {
-        self.requests.is_empty() && self.queue.is_empty() && self.ledger.is_empty()
+        self.requests.is_empty() && self.errands.len() == 0 && self.queue.is_empty() && self.ledger.is_empty()
     }
 
     /// Checks that its parts agree, for tests and the simulator.
@@ -195,16 +207,13 @@ impl Router {
         self.residency.check_invariants();
         self.timers.check_invariants();
         self.queue.check_invariants();
-        let booked: Vec<_> = self
-            .requests
-            .values()
-            .filter(|request| request.phase.is_booked())
-            .map(|r| r.id)
-            .collect();
+        self.errands.check_invariants(self.config.limits.errands);
+        let errands = || self.errands.iter().map(|under_way| under_way.errand.errand);
+        let booked = self.requests.values().filter(|request| request.phase.is_booked());
         assert_eq!(
             self.ledger.requests().collect::<Vec<_>>(),
-            booked,
-            "requests with legs are booked, no others"
+            booked.map(|request| request.id).chain(errands()).collect::<Vec<_>>(),
+            "requests with legs and errands are booked, no others"
         );
         let waits = self.requests.values().filter(|request| request.phase == Phase::Waiting);
         let waiting: BTreeSet<_> = waits.map(|request| (request.id, request.deadline)).collect();
@@ -214,12 +223,12 @@ impl Router {
             "those that wait are in the queue, no others"
         );
         let timed = self.timers.keys().filter_map(|timer| match timer {
-            Timer::Request(request) => Some(request),
-            Timer::Resync(_) | Timer::Restart(_) => None,
+            Timer::Request(request) | Timer::Errand(request) => Some(request),
+            Timer::Resync(_) | Timer::Restart(_) | Timer::ErrandPace => None,
         });
         assert!(
-            timed.eq(self.requests.keys().copied()),
-            "each request has one clock running"
+            timed.eq(self.requests.keys().copied().chain(errands())),
+            "each request and each errand has one clock running"
         );
         let mut in_flight: BTreeMap<_, u32> = BTreeMap::new();
         for request in self.requests.values() {

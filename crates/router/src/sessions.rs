@@ -28,7 +28,7 @@ use crate::action::Path;
 use crate::event::{ClientKind, Compared, PromptId, SessionHint, Turn};
 use crate::learning::Clients;
 use homing_kv::{BlockHash, Prompt, ResidencyIndex};
-use homing_units::{Duration, Instant, SessionId, WorkerId};
+use homing_units::{Duration, Instant, RequestId, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All sessions that are remembered.
@@ -92,6 +92,10 @@ pub(crate) struct Session {
     pub(crate) paths: [u32; PATHS.len()],
     /// What its turns have had of workers.
     pub(crate) service: Service,
+    /// Its latest turn.
+    pub(crate) last_request: Option<RequestId>,
+    /// Its KV was carried to its home since its last plan.
+    pub(crate) carried: bool,
 }
 
 /// The order in which plans are counted.
@@ -176,11 +180,31 @@ impl Sessions {
             .get_mut(&id)
             .expect("a session with a turn in flight is remembered");
         session.home = Some(home);
+        session.carried = false;
         let column = PATHS
             .iter()
             .position(|known| *known == path)
             .expect("all paths are listed");
         session.paths[column] += 1;
+        self.homed.entry(home).or_default().add(session);
+    }
+
+    /// This is its latest turn.
+    pub(crate) fn asked_by(&mut self, id: SessionId, request: RequestId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.last_request = Some(request);
+        }
+    }
+
+    /// Its KV was carried to this decode worker between two turns: it lives there now.
+    pub(crate) fn carried(&mut self, id: SessionId, home: WorkerId) {
+        if !self.sessions.contains_key(&id) {
+            return;
+        }
+        self.unhome(id);
+        let session = self.sessions.get_mut(&id).expect("it was looked up");
+        session.home = Some(home);
+        session.carried = true;
         self.homed.entry(home).or_default().add(session);
     }
 
@@ -362,6 +386,8 @@ impl Sessions {
             was_resident: false,
             paths: [0; PATHS.len()],
             service: Service::default(),
+            last_request: None,
+            carried: false,
         };
         self.sessions.insert(id, session);
         id

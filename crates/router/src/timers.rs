@@ -33,6 +33,11 @@ impl<K: Ord + Copy> Timers<K> {
         }
     }
 
+    /// Whether the key is due at some time.
+    pub(crate) fn is_set(&self, key: K) -> bool {
+        self.by_key.contains_key(&key)
+    }
+
     /// When the next key is due.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.by_time.first().map(|(at, _)| *at)

@@ -74,6 +74,26 @@ impl ResidencyIndex {
             })
         })
     }
+
+    /// Families that own a block, as far as they are counted: of base content one more than [`super::MAX_OWNERS`].
+    #[must_use]
+    pub fn owner_count(&self, hash: BlockHash) -> usize {
+        self.names.get(&hash).map_or(0, |slot| {
+            let entry = self.entry(*slot);
+            if entry.base {
+                super::MAX_OWNERS + 1
+            } else {
+                entry.owners.len()
+            }
+        })
+    }
+
+    /// Blocks at the prompt's beginning that so many families own at least, by [`Self::owner_count`] and the same search as
+    /// [`Self::shared_depth`].
+    #[must_use]
+    pub fn owned_depth(&self, owners: usize, hashes: &[BlockHash]) -> usize {
+        hashes.partition_point(|hash| self.owner_count(*hash) >= owners)
+    }
 }
 
 /// The state of a walk after `depth` blocks.

@@ -134,6 +134,8 @@ pub struct TurnView {
     pub was_resident: bool,
     /// The decode worker of the session's last plan, as long as that one lives.
     pub home: Option<WorkerId>,
+    /// Its KV was carried there since its last turn, as somebody had decided.
+    pub carried: bool,
     /// How long the turn has waited.
     pub waited: Duration,
     /// Whether KV may be moved for it; not when that failed too often.

@@ -24,7 +24,7 @@
 //!   so the gate stays in A and A+B (`gate=1000` is none).
 
 use super::spec::Parameters;
-use super::{Admission, Board, Choice, Considered, Habits, Order, PolicyError, TurnView, WorkerView};
+use super::{Admission, Board, Choice, Considered, ErrandKinds, Habits, Order, PolicyError, TurnView, WorkerView};
 use std::cmp::Reverse;
 
 /// Prompt tokens that an instance prefills in a second: 8,192 tokens in 583 ms (14,051 a second), measured on an H20 and used by
@@ -39,6 +39,10 @@ pub(super) const fn habits() -> Habits {
         request_timeout: None,
         order: Order::Arrival,
         probes: false,
+        errands: ErrandKinds {
+            gaps: false,
+            base: false,
+        },
     }
 }
 

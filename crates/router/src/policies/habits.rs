@@ -20,6 +20,25 @@ pub struct Habits {
     /// Every decode worker is asked for its load before each turn is placed, and not only once a second. What that costs
     /// the worker is the driver's to model.
     pub probes: bool,
+    /// KV that is carried while no client waits for it.
+    pub errands: ErrandKinds,
+}
+
+/// Which errands are run; none as a rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ErrandKinds {
+    /// A session's KV goes where [`Policy::better_home`](super::Policy::better_home) says, in the gap before its next turn.
+    pub gaps: bool,
+    /// What many sessions show goes to each decode worker.
+    pub base: bool,
+}
+
+impl ErrandKinds {
+    /// Whether any is run.
+    #[must_use]
+    pub const fn any(self) -> bool {
+        self.gaps || self.base
+    }
 }
 
 /// Who keeps a turn from a worker without room.

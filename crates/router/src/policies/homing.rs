@@ -29,6 +29,7 @@
 //! their tool calls instead of all being slow together.
 
 mod cost;
+mod errands;
 mod estimate;
 mod pace;
 mod plans;
@@ -37,9 +38,10 @@ mod terms;
 pub use cost::Terms;
 
 use super::spec::Parameters;
-use super::{Board, Choice, Considered, Habits, Order, Policy, PolicyError, TurnView, WorkerView};
+use super::{Board, Choice, Considered, ErrandKinds, Habits, Order, Policy, PolicyError, TurnView, WorkerView};
 use crate::speed::Speed;
 use estimate::Estimate;
+use homing_units::WorkerId;
 use plans::Priced;
 
 /// Parameters of the policy.
@@ -83,6 +85,8 @@ pub struct HomingConfig {
     pub speed: Option<Speed>,
     /// In which order turns that wait are looked at.
     pub order: Order,
+    /// What is carried while no client waits for it.
+    pub errands: ErrandKinds,
     /// The terms that count.
     pub terms: Terms,
 }
@@ -113,6 +117,7 @@ impl Default for HomingConfig {
             moves: true,
             speed: None,
             order: Order::Service,
+            errands: ErrandKinds { gaps: true, base: true },
             terms: Terms::default(),
         }
     }
@@ -154,6 +159,15 @@ impl HomingConfig {
                 "work" => Order::Work,
                 _ => Order::Service,
             },
+            errands: {
+                let mut is_on =
+                    |name| Ok::<_, PolicyError>(parameters.choice(name, "`on` or `off`", &["on", "off"])? == "on");
+                let all = is_on("errands")?;
+                ErrandKinds {
+                    gaps: is_on("gaps")? && all,
+                    base: is_on("base")? && all,
+                }
+            },
             terms: Terms::parse(parameters)?,
         })
     }
@@ -178,8 +192,15 @@ impl Policy for Homing {
     fn habits(&self) -> Habits {
         Habits {
             order: self.config.order,
+            errands: self.config.errands,
             ..Habits::default()
         }
+    }
+
+    fn better_home(&self, board: &Board, next: &TurnView) -> Option<WorkerId> {
+        let estimate = Estimate::new(&self.config, board, next, self.busy_share).on_average();
+        let home = home(board, next).filter(|home| next.home == Some(home.id))?;
+        errands::better_home(&estimate, home.id)
     }
 
     fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice {
@@ -265,7 +286,7 @@ impl Homing {
 }
 
 /// The worker that holds this session's history, if one does: its own blocks, and at least half of the prompt or, of a turn that
-/// is longer than all before it, half of what was before it.
+/// is longer than all before it, half of what was before it. Where it was carried in the gap comes before where it was left.
 fn home<'b>(board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
     let holds = |worker: &&WorkerView| {
         let heavy = turn.history_tokens > 0 && turn.history_tokens < turn.prompt_tokens / 2;
@@ -274,6 +295,7 @@ fn home<'b>(board: &'b Board, turn: &TurnView) -> Option<&'b WorkerView> {
     };
     board.decoders().filter(holds).max_by_key(|worker| {
         (
+            turn.carried && turn.home == Some(worker.id),
             worker.exclusive_tokens,
             turn.home == Some(worker.id),
             std::cmp::Reverse(worker.id),

@@ -213,6 +213,7 @@ impl Policy for KvAware {
             request_timeout: self.config.request_timeout,
             order: Order::Arrival,
             probes: true,
+            ..Habits::default()
         }
     }
 }

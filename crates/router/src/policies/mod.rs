@@ -25,7 +25,7 @@ pub use board::{Board, Choice, Considered, LinkView, Plan, TurnView, WorkerView}
 pub use contention::{Contention, ContentionConfig};
 pub use dp_cache_aware::{DpCacheAware, DpCacheAwareConfig};
 pub use elastic::{Gate, Ties};
-pub use habits::{Admission, Habits, Order};
+pub use habits::{Admission, ErrandKinds, Habits, Order};
 pub use homing::{Homing, HomingConfig};
 pub use kv_aware::{KvAware, KvAwareConfig};
 pub use lazy_migration::{LazyMigration, LazyMigrationConfig, Trigger};
@@ -38,6 +38,7 @@ pub use sticky::{Sticky, StickyConfig};
 pub use unified_v2::{UnifiedV2, UnifiedV2Config};
 pub use unified_v3::{DecodeTokens, UnifiedV3, UnifiedV3Config};
 
+use homing_units::WorkerId;
 use spec::Parameters;
 use std::fmt;
 
@@ -46,6 +47,13 @@ pub trait Policy: fmt::Debug + Send {
     /// Chooses a plan for a turn, or none where the turn is to wait. A policy may remember what it chose before, but the
     /// same boards and turns must give the same choices.
     fn choose(&mut self, board: &Board, turn: &TurnView) -> Choice;
+
+    /// Where a session's KV should be carried in the gap before its next turn, which is taken to come as `next` says. The board
+    /// shows nothing that is in flight: who is busy now may not be then.
+    fn better_home(&self, board: &Board, next: &TurnView) -> Option<WorkerId> {
+        let _ = (board, next);
+        None
+    }
 
     /// How its system deals with what its scores do not say; asked once.
     fn habits(&self) -> Habits {

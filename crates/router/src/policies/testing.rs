@@ -70,6 +70,7 @@ pub(super) fn turn() -> TurnView {
         new_family: true,
         was_resident: false,
         home: None,
+        carried: false,
         waited: Duration::ZERO,
         may_transfer: true,
         may_fetch: true,

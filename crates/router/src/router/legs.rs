@@ -6,7 +6,6 @@ use crate::action::{Action, Dispatch, Fetch, KvUse, RouteError};
 use crate::admission::Stage;
 use crate::event::{Leg, LegFailure, LegId, LegUsage, Resume};
 use crate::handoff::{self, Cancels, Cut, Failure, Next, Phase, Placed, Reason, Request, Signal};
-use crate::residency::Predicted;
 use homing_units::{RequestId, WorkerId};
 use std::sync::Arc;
 
@@ -15,6 +14,9 @@ const SLACK_BLOCKS: u32 = 2;
 
 impl Router {
     pub(super) fn on_prefill_done(&mut self, leg: LegId, cached_tokens: Option<u32>) {
+        if self.errand_answers(leg) {
+            return;
+        }
         let Some(placed) = self.present(leg, leg.leg) else {
             return;
         };
@@ -75,7 +77,7 @@ impl Router {
 
     pub(super) fn on_leg_failed(&mut self, failure: LegFailure) {
         let LegFailure { leg, cause, resume } = failure;
-        if self.present(leg, leg.leg).is_none() {
+        if self.errand_fails(leg, cause) || self.present(leg, leg.leg).is_none() {
             return;
         }
         let request = self
@@ -140,8 +142,10 @@ impl Router {
             Next::Retry => self.on_retry(id),
             Next::Reject(failure) => self.fail(id, failure),
             Next::Finish => {
-                self.sessions.resident(self.requests[&id].session);
+                let session = self.requests[&id].session;
+                self.sessions.resident(session);
                 self.end(id, "finished");
+                self.wish(session);
             }
             Next::Drop => self.end(id, "client gone"),
         }
@@ -394,7 +398,7 @@ impl Router {
     }
 
     /// A leg was answered there: it lives and works.
-    fn works(&mut self, worker: WorkerId) {
+    pub(super) fn works(&mut self, worker: WorkerId) {
         if let Some(worker) = self.fleet.get_mut(worker) {
             worker.trust();
         }
@@ -402,24 +406,9 @@ impl Router {
 
     /// This request's prompt will lie, or lies, at this worker.
     fn predict(&mut self, id: RequestId, worker: WorkerId) {
-        let Some(record) = self.fleet.get(worker).filter(|record| record.info.abilities.caches) else {
-            return;
-        };
-        let clocks = &self.config.clocks;
-        let exact = record.state() == crate::action::WorkerState::Exact;
         let request = &self.requests[&id];
-        let predicted = Predicted {
-            session: request.session,
-            prompt: &request.prompt.blocks,
-            ttl: if exact {
-                clocks.predicted_with_events
-            } else {
-                clocks.predicted
-            },
-            pool_blocks: usize::try_from(record.info.kv_tokens / u64::from(self.config.block_size))
-                .unwrap_or(usize::MAX),
-        };
-        self.residency.predict(self.now, worker, predicted);
+        let (session, prompt) = (request.session, request.prompt.clone());
+        self.predict_prompt(session, &prompt, worker);
     }
 
     /// Compares what was expected in a cache with what was found there.

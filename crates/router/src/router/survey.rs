@@ -19,15 +19,21 @@ impl Router {
     /// The board and the turn of a request that waits.
     pub(super) fn survey(&self, id: RequestId) -> (Board, TurnView) {
         let request = &self.requests[&id];
+        let turns = self.sessions.get(request.session).map_or(0, |session| session.turns);
+        self.survey_of(request, turns)
+    }
+
+    /// The same of a request whose session has begun so many turns, itself among them; of one that nobody has asked for yet, too.
+    pub(super) fn survey_of(&self, request: &Request, turns: u32) -> (Board, TurnView) {
         let session = self
             .sessions
             .get(request.session)
-            .expect("a session with a turn in flight is remembered");
+            .expect("a session with a turn in flight, or one that was looked up, is remembered");
         let kin = self.sessions.kin(session.id);
         let clients = self.sessions.clients();
         let (return_share, expected_gap_s) = clients.returns_of_all();
         let turn = TurnView {
-            request: id,
+            request: request.id,
             session: session.id,
             turn_index: request.turn_index,
             prompt_tokens: request.prompt.tokens,
@@ -40,9 +46,10 @@ impl Router {
             shared_tokens: session.shared_tokens(),
             history_tokens: session.history_blocks.saturating_mul(self.config.block_size),
             prefix: prefix(&request.prompt, self.config.block_size),
-            new_family: session.turns == 1 && kin.len() == 1 && !request.streamed,
+            new_family: turns == 1 && kin.len() == 1 && !request.streamed,
             was_resident: session.was_resident,
             home: session.home,
+            carried: session.carried,
             waited: self.now.saturating_since(request.queued_since),
             // Where nobody can do without, giving up transfers would be giving up.
             may_transfer: request.transfer_failures < self.config.limits.transfer_retries

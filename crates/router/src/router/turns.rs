@@ -2,7 +2,7 @@
 //! something is freed, and after pauses with jitter, never all at once.
 
 use super::{Router, Timer};
-use crate::action::{Action, Decision, RouteError, WorkerState};
+use crate::action::{Action, Decision, Errand, RouteError, WorkerState};
 use crate::admission::{Demand, Denied};
 use crate::event::{ClientKind, Leg, Turn};
 use crate::fleet::Worker;
@@ -23,6 +23,12 @@ impl Router {
         let id = turn.request;
         if self.requests.contains_key(&id) {
             // The driver uses an id once; a second turn under it could not be told from the first.
+            return;
+        }
+        if id >= Errand::FIRST_ID {
+            // Nor could one be told from an errand whose id it bears.
+            let error = RouteError::Refused;
+            self.actions.push_back(Action::Reject { request: id, error });
             return;
         }
         if let Some(error) = self.turns_away(&turn) {
@@ -57,6 +63,7 @@ impl Router {
         };
         self.history.begin(self.now, &request);
         self.requests.insert(id, request);
+        self.errands_meet_turn(id, session);
         self.wait(id);
     }
 
@@ -230,6 +237,9 @@ impl Router {
         if choice.is_stuck() && self.forgive(id) {
             (board, turn, choice) = self.consider(id);
         }
+        if choice.plan.is_none() && self.errands_make_way(&choice) {
+            (board, turn, choice) = self.consider(id);
+        }
         if let Some(plan) = choice.plan {
             self.place(id, plan, &choice, &board);
             return;
@@ -276,6 +286,9 @@ impl Router {
 
     /// Books a plan, tells it, and starts it: the one place where a request leaves the queue for workers.
     fn place(&mut self, id: RequestId, plan: Plan, choice: &Choice, board: &Board) {
+        for worker in plan.prefill.into_iter().chain([plan.decode]) {
+            self.errands_yield(worker);
+        }
         let request = self.requests.get_mut(&id).expect("only a living request is placed");
         let prompt_tokens = request.prompt.tokens;
         let cached = |worker| {

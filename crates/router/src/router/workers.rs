@@ -158,11 +158,13 @@ impl Router {
     fn forget_cache(&mut self, worker: WorkerId) {
         self.residency.forget(worker);
         self.links.forget(worker);
+        self.errands.forget_worker(worker);
         self.sessions.evacuate(worker);
     }
 
     /// All legs at this worker are lost.
     fn lose(&mut self, worker: WorkerId) {
+        self.errands_lose(worker);
         self.sessions.evacuate(worker);
         let leg_at = |request: &crate::handoff::Request| {
             let plan = request.placed?.plan;

@@ -1,6 +1,7 @@
 //! What the router does, behaviour by behaviour.
 
 mod admission;
+mod errands;
 mod fetches;
 mod habits;
 mod handoff;

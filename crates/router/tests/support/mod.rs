@@ -3,7 +3,7 @@
 #![expect(dead_code, reason = "each test program uses a part of it")]
 
 use homing_kv::{BlockHash, Prompt};
-use homing_router::action::{Action, Decision, Dispatch, KvUse, RouteError, WorkerState};
+use homing_router::action::{Action, Decision, Dispatch, Errand, ErrandOutcome, KvUse, RouteError, WorkerState};
 use homing_router::event::{
     Abilities, ClientKind, Compared, Event, FailureCause, Leg, LegFailure, LegId, LegUsage, Resume, Role, SessionHint,
     Turn, WorkerInfo,
@@ -34,6 +34,9 @@ pub struct Driver {
     pub cancelled: Vec<LegId>,
     pub prefilled: Vec<LegId>,
     pub decisions: Vec<Decision>,
+    /// Errands under way, and how those that are over ended.
+    pub errands: BTreeMap<RequestId, Errand>,
+    pub errands_ended: Vec<(Errand, ErrandOutcome)>,
     pub resyncs: Vec<(WorkerId, u64)>,
     pub identified: Vec<WorkerId>,
     pub states: BTreeMap<WorkerId, WorkerState>,
@@ -63,6 +66,8 @@ impl Driver {
             cancelled: Vec::new(),
             prefilled: Vec::new(),
             decisions: Vec::new(),
+            errands: BTreeMap::new(),
+            errands_ended: Vec::new(),
             resyncs: Vec::new(),
             identified: Vec::new(),
             states: BTreeMap::new(),
@@ -188,7 +193,10 @@ impl Driver {
                 assert_eq!(kv, Some(KvUse::Export), "{leg:?}");
                 self.prefilled.push(leg);
             }
-            Leg::Fetch => assert!(matches!(kv, Some(KvUse::Import { .. })), "{leg:?}"),
+            Leg::Fetch => {
+                let computes = leg.request >= Errand::FIRST_ID && kv == Some(KvUse::Local);
+                assert!(computes || matches!(kv, Some(KvUse::Import { .. })), "{leg:?}");
+            }
             Leg::Decode => panic!("a decode leg ends with its answer: {leg:?}"),
         }
         self.tell(Event::PrefillDone {
@@ -297,14 +305,45 @@ impl Driver {
             }
             Action::Resync { worker, from_sequence } => self.resyncs.push((worker, from_sequence)),
             Action::Identify { worker } => self.identified.push(worker),
+            Action::Errand(errand) => {
+                assert!(errand.errand >= Errand::FIRST_ID, "{errand:?}");
+                let known = self.errands.insert(errand.errand, *errand);
+                assert_eq!(known, None, "an errand begins once");
+            }
+            Action::ErrandEnded { errand, outcome } => {
+                let ended = self.errands.remove(&errand).expect("only what has begun ends");
+                self.assert_no_legs(errand);
+                self.errands_ended.push((ended, outcome));
+            }
             Action::WorkerState { worker, state } => {
                 assert_ne!(self.states.insert(worker, state), Some(state), "{worker} is told twice");
             }
         }
     }
 
+    fn dispatch_errand(&mut self, dispatch: Dispatch) {
+        let errand = &self.errands[&dispatch.leg.request];
+        assert_eq!(dispatch.leg.attempt, 0, "an errand has one attempt");
+        assert_eq!(dispatch.prefix_tokens, Some(errand.tokens));
+        match (dispatch.leg.leg, dispatch.kv) {
+            (Leg::Lend, KvUse::Export) => assert_eq!(errand.from, Some(dispatch.worker)),
+            (Leg::Fetch, KvUse::Import { from }) => {
+                assert_eq!((errand.from, errand.to), (Some(from), dispatch.worker));
+                let lent = dispatch.leg.sibling(Leg::Lend);
+                assert!(self.prefilled.contains(&lent), "{dispatch:?} before its KV is ready");
+            }
+            (Leg::Fetch, KvUse::Local) => assert_eq!((errand.from, errand.to), (None, dispatch.worker)),
+            _ => panic!("{dispatch:?} for {errand:?}"),
+        }
+        let known = self.legs.insert(dispatch.leg, dispatch);
+        assert!(known.is_none(), "{dispatch:?} is sent twice");
+    }
+
     fn dispatch(&mut self, dispatch: Dispatch) {
         let LegId { request, attempt, leg } = dispatch.leg;
+        if request >= Errand::FIRST_ID {
+            return self.dispatch_errand(dispatch);
+        }
         assert!(
             self.live.contains_key(&request),
             "{dispatch:?} for a request that has ended"

@@ -38,6 +38,9 @@ impl Simulation<'_> {
             kind: kind(self.trace.turn(turn).agent),
         }));
         self.clients.insert(request, client);
+        if self.router.habits().errands.any() {
+            self.errands.remember(request, turn);
+        }
         self.unplanned.insert(request);
     }
 

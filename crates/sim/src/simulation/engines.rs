@@ -75,7 +75,9 @@ impl Simulation<'_> {
         let Some(leg) = self.legs.get_mut(item.id) else {
             return self.sample_for_stranger(item);
         };
-        let client = self.clients.get(&leg.id.request)?;
+        let (clients, errands) = (&self.clients, &self.errands);
+        let request = leg.id.request;
+        let client = clients.get(&request).or_else(|| errands.asker(request))?;
         leg.sampled += 1;
         let tokens = leg.prompt.tokens + leg.sampled;
         let block_size = self.trace.block_size;

@@ -6,7 +6,7 @@ use crate::heap::Rank;
 use crate::legs::Wire;
 use homing_engine::api::{Input, Submit, Transfer};
 use homing_report::logs::WorkerChange;
-use homing_router::event::{Event, FailureCause, LegFailure, LegId};
+use homing_router::event::{Event, FailureCause, LegFailure, LegId, Resume};
 use homing_units::{Duration, RequestId, WorkerId};
 
 impl Simulation<'_> {
@@ -134,13 +134,15 @@ impl Simulation<'_> {
         // The router doubts the worker: the next probe is news, whatever the last one said.
         self.nodes[index].probed = None;
         let known = self.end_handshake(leg);
-        let Some(client) = self.clients.get_mut(&leg.request) else {
-            return;
+        let resume = match self.clients.get_mut(&leg.request) {
+            Some(client) => client.resume(self.trace.block_size),
+            None if self.errands.asker(leg.request).is_some() => Resume::Start,
+            None => return,
         };
         let failure = LegFailure {
             leg: known,
             cause: FailureCause::Unreachable,
-            resume: client.resume(self.trace.block_size),
+            resume,
         };
         let at = self.now + BROKEN_CONNECTION_LATENCY;
         self.heap

@@ -48,7 +48,7 @@ impl Simulation<'_> {
             self.checkers
                 .note("that nothing is booked in the router at the end", now, found);
         }
-        if !self.legs.is_empty() || !self.pulls.is_empty() || !self.clients.is_empty() {
+        if !self.legs.is_empty() || !self.pulls.is_empty() || !self.clients.is_empty() || !self.errands.is_empty() {
             let found = format!("{:?} {:?} {:?}", self.legs, self.pulls, self.clients.keys());
             self.checkers.note("that nothing is under way at the end", now, found);
         }

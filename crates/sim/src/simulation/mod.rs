@@ -7,6 +7,7 @@
 mod answers;
 mod clients;
 mod engines;
+mod errands;
 mod evictions;
 mod faults;
 mod finish;
@@ -28,6 +29,7 @@ use crate::logs::Logs;
 use crate::memory::Memory;
 use crate::network::{Network, Pcie};
 use crate::node::Node;
+use errands::Errands;
 use handshake::Handshakes;
 use homing_engine::api::Input;
 use homing_report::logs::BookedLine;
@@ -142,6 +144,7 @@ pub(crate) struct Simulation<'a> {
     clients: BTreeMap<RequestId, Client>,
     /// Clients without a plan.
     unplanned: BTreeSet<RequestId>,
+    errands: Errands,
     /// The decode worker that a session's last turn went to.
     homes: BTreeMap<u64, WorkerId>,
     legs: Legs,
@@ -226,6 +229,7 @@ impl<'a> Simulation<'a> {
             remembered: BTreeMap::new(),
             clients: BTreeMap::new(),
             unplanned: BTreeSet::new(),
+            errands: Errands::default(),
             homes: BTreeMap::new(),
             legs: Legs::default(),
             pulls: BTreeMap::new(),

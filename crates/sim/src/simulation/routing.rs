@@ -58,6 +58,8 @@ impl Simulation<'_> {
             Action::Resync { worker, from_sequence } => self.wake(Wake::Resync { worker, from_sequence }),
             Action::Identify { worker } => self.probe_worker(worker.0 as usize, false),
             Action::WorkerState { worker, state } => self.log_state(worker, state),
+            Action::Errand(errand) => self.begin_errand(&errand),
+            Action::ErrandEnded { errand, .. } => self.errands.end(errand),
         }
     }
 
@@ -84,7 +86,7 @@ impl Simulation<'_> {
     }
 
     fn dispatch(&mut self, dispatch: Dispatch) {
-        let Some(client) = self.clients.get(&dispatch.leg.request) else {
+        let Some(client) = self.asker(dispatch.leg.request) else {
             if self.trouble.is_gone(dispatch.leg.request) {
                 // The router hears soon that nobody wants it.
                 return;
@@ -130,9 +132,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// A leg of a live client begins; gives the id that the engine will know it by.
+    /// A leg of a live client, or of an errand, begins; gives the id that the engine will know it by.
     pub(super) fn begin_leg(&mut self, dispatch: Dispatch) -> Option<RequestId> {
-        let client = self.clients.get(&dispatch.leg.request)?;
+        let client = self.asker(dispatch.leg.request)?;
         let max_output_tokens = match dispatch.leg.leg {
             Leg::Lend | Leg::Fetch | Leg::Prefill => 1,
             Leg::Decode => client.wanted - client.received,
@@ -143,10 +145,10 @@ impl Simulation<'_> {
             |tokens| client.prompt.prefix(tokens / block_size, block_size),
         );
         let node = &self.nodes[dispatch.worker.0 as usize];
+        let (keeps, received, sent) = (client.kept_session, client.received, client.sent_tokens());
         let engine_id = self.legs.begin(dispatch, node.epoch, prompt, max_output_tokens);
-        let (keeps, received) = (client.kept_session, client.received);
-        if client.sent_tokens() != received {
-            let found = format!("`{}` tokens in the prompt, `{received}` received", client.sent_tokens());
+        if sent != received {
+            let found = format!("`{sent}` tokens in the prompt, `{received}` received");
             self.checkers
                 .note("that an attempt goes on where the last one stopped", self.now, found);
         }

@@ -37,7 +37,7 @@ impl Simulation<'_> {
             return;
         }
         let leg = self.legs.get(engine_id);
-        let client = leg.and_then(|leg| Some((leg, self.clients.get(&leg.id.request)?)));
+        let client = leg.and_then(|leg| Some((leg, self.asker(leg.id.request)?)));
         if let Some((leg, client)) = client {
             let mut client = client.clone();
             client.prompt = leg.prompt.clone();

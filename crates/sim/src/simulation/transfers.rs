@@ -106,7 +106,8 @@ impl Simulation<'_> {
         self.remember_pull(puller, &pull, outcome);
         if let (Ok(()), Some(source)) = (outcome, pull.source) {
             // Moving is not copying: the session lives elsewhere now.
-            let moved = self.clients.get(&pull.request).is_some_and(|client| client.moves());
+            let moved = self.clients.get(&pull.request).is_some_and(|client| client.moves())
+                || self.errands.moves(pull.request);
             let ends = if moved {
                 Input::ReleaseExported
             } else {

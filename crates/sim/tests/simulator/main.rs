@@ -4,6 +4,7 @@ mod chaos;
 mod common;
 mod defects;
 mod determinism;
+mod errands;
 mod faults;
 mod forecasts;
 mod order;

@@ -56,6 +56,16 @@ impl<'a> Estimate<'a> {
         }
     }
 
+    /// The same with each worker as busy as it is on average, for a turn that is yet to come.
+    pub(super) fn on_average(mut self) -> Self {
+        for place in &mut self.places {
+            place.batch = place.company;
+            place.context = place.company * f64::from(self.turn.prompt_tokens);
+            place.queue_s = 0.0;
+        }
+        self
+    }
+
     /// A worker as a place, by its id.
     pub(super) fn place(&self, id: WorkerId) -> Option<&Place<'a>> {
         let index = self.places.binary_search_by_key(&id, |place| place.worker.id).ok()?;

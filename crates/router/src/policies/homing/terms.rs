@@ -59,6 +59,18 @@ impl Prefill {
     }
 }
 
+/// All terms of a turn at `place` that finds so much there that `work` is left to be done: its KV was carried there before.
+pub(super) fn carried(place: &Place<'_>, here: &Here, work: &Prefill) -> Cost {
+    Cost {
+        first_s: place.speed.front_s + place.queue_s + work.prefill_s,
+        own_s: here.own_s,
+        others_s: here.slower_s + work.stalled_s,
+        behind_s: work.behind_s,
+        evict_s: here.evict_s,
+        future_s: here.future_s,
+    }
+}
+
 /// All terms of the plan that ends at `place`, with its KV from `source` where there is one.
 pub(super) fn all(estimate: &Estimate<'_>, place: &Place<'_>, here: &Here, source: Option<&Source<'_, '_>>) -> Cost {
     let alone = || Prefill::new(estimate, place, estimate.lacks(place));

@@ -421,6 +421,7 @@ fn it_sends_at_once_asks_first_and_never_tries_again() {
         request_timeout: None,
         order: Order::Arrival,
         probes: true,
+        ..Habits::default()
     };
     assert_eq!(policy("").habits(), at_once);
     let request_timeout = Some(Duration::from_secs(180));
