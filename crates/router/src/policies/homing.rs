@@ -117,7 +117,10 @@ impl Default for HomingConfig {
             moves: true,
             speed: None,
             order: Order::Service,
-            errands: ErrandKinds { gaps: true, base: true },
+            errands: ErrandKinds {
+                gaps: false,
+                base: false,
+            },
             terms: Terms::default(),
         }
     }
@@ -160,12 +163,13 @@ impl HomingConfig {
                 _ => Order::Service,
             },
             errands: {
-                let mut is_on =
-                    |name| Ok::<_, PolicyError>(parameters.choice(name, "`on` or `off`", &["on", "off"])? == "on");
-                let all = is_on("errands")?;
+                let mut is_on = |name, words: [&'static str; 2]| {
+                    Ok::<_, PolicyError>(parameters.choice(name, "`on` or `off`", &words)? == "on")
+                };
+                let all = is_on("errands", ["off", "on"])?;
                 ErrandKinds {
-                    gaps: is_on("gaps")? && all,
-                    base: is_on("base")? && all,
+                    gaps: is_on("gaps", ["on", "off"])? && all,
+                    base: is_on("base", ["on", "off"])? && all,
                 }
             },
             terms: Terms::parse(parameters)?,

@@ -23,7 +23,7 @@ fn crowded(policy: &str) -> (Driver, RequestId) {
 
 /// The same, once that turn has ended: its session's KV is to be carried to the new worker.
 fn parting() -> (Driver, RequestId) {
-    let (mut driver, request) = crowded("homing");
+    let (mut driver, request) = crowded("homing:errands=on");
     assert!(driver.errands.is_empty(), "its turn is in flight");
     driver.serve(request);
     let errand = driver
@@ -104,11 +104,14 @@ fn a_turn_that_comes_meanwhile_is_planned_as_if_nothing_was_carried() {
     }
 }
 
+/// What goes wrong with an errand.
+type Mishap = fn(&mut Driver, RequestId);
+
 /// However an errand fails, nothing of it is left, and its session is left alone for a while.
 #[test]
 fn an_errand_that_fails_leaves_nothing_behind_and_is_not_tried_again() {
     use FailureCause::{Busy, Engine, Invalid, Transfer, Unreachable};
-    let fails: [(usize, fn(&mut Driver, RequestId)); 9] = [
+    let fails: [(usize, Mishap); 9] = [
         (0, |driver, errand| {
             driver.failed(driver.leg(errand), Invalid, Resume::Start)
         }),
@@ -154,7 +157,7 @@ fn alike(transfers: bool, joining: u32) -> Driver {
         transfers,
         ..worker(id, Role::Both)
     };
-    let mut driver = Driver::with_workers("homing:gaps=off", &[info(0)]);
+    let mut driver = Driver::with_workers("homing:errands=on:gaps=off", &[info(0)]);
     for session in 0..6 {
         served(&mut driver, SessionHint::Recognise, prompt(session, 100, 40));
     }
@@ -236,18 +239,13 @@ fn where_nothing_can_be_carried_base_content_is_computed_and_yields_to_a_turn() 
 fn a_turn_that_finds_no_room_because_of_an_errand_gets_it() {
     let (mut driver, _) = parting();
     // It takes 40,000 tokens of either pool's 100,000, and each of these turns as many.
-    let turn = |driver: &mut Driver, session: u64| {
+    let requests = [4, 8, 9].map(|session| {
         let request = driver.turn(SessionHint::Explicit(session.into()), prompt(session, 0, 2_501), 50);
-        (request, driver.decision(request).decode)
-    };
-    let (fourth, at) = turn(&mut driver, 4);
-    assert_eq!((at, driver.errands.len()), (WorkerId(0), 1), "there is room for both");
-    let (eighth, at) = turn(&mut driver, 8);
-    assert_eq!((at, driver.errands.len()), (WorkerId(1), 1), "there is room for both");
-    let (ninth, _) = turn(&mut driver, 9);
-    assert_eq!(driver.router.queue_length(), 0, "it does not wait");
+        assert_eq!(driver.router.queue_length(), 0, "session {session} does not wait");
+        request
+    });
     assert_eq!(outcomes(&driver), [ErrandOutcome::Dropped]);
-    for request in [fourth, eighth, ninth] {
+    for request in requests {
         driver.serve(request);
     }
     while !driver.errands.is_empty() {
@@ -261,7 +259,7 @@ fn a_turn_that_finds_no_room_because_of_an_errand_gets_it() {
 fn nothing_is_carried_for_policies_that_do_not_ask_for_it() {
     for policy in [
         "homing:errands=off",
-        "homing:gaps=off:base=off",
+        "homing:errands=on:gaps=off:base=off",
         "dp-cache-aware",
         "contention",
     ] {

@@ -52,7 +52,7 @@ fn logged(trace: &Trace, cluster: &str, policy: &str) -> SimConfig {
 #[test]
 fn base_content_reaches_each_decode_worker_exactly_once() {
     let trace = alike(4, 3, 500, 20);
-    let config = logged(&trace, "h200x8-dp", "homing");
+    let config = logged(&trace, "h200x8-dp", "homing:errands=on");
     let outcome = run(&trace, &config);
     let carried = carried(&outcome);
     let served: BTreeSet<&str> = outcome
@@ -76,7 +76,7 @@ fn base_content_reaches_each_decode_worker_exactly_once() {
             .iter()
             .all(|line| line.tokens == 500 * BLOCK && line.error.is_none())
     );
-    let off = logged(&trace, "h200x8-dp", "homing:base=off");
+    let off = logged(&trace, "h200x8-dp", "homing:errands=on:base=off");
     assert_eq!(run(&trace, &off).logs.text(LogKind::KvTransfers), "");
 }
 
@@ -108,7 +108,7 @@ fn moved_in_gaps(requests: &[RequestRecord]) -> Vec<(&RequestRecord, &RequestRec
 
 #[test]
 fn a_session_moves_in_the_gap_and_its_next_turn_appends_there() {
-    let outcome = cold_worker("homing");
+    let outcome = cold_worker("homing:errands=on");
     let carried = carried(&outcome);
     let moved = moved_in_gaps(&outcome.run.requests);
     assert!(!moved.is_empty(), "{carried:?}");
@@ -126,7 +126,7 @@ fn a_session_moves_in_the_gap_and_its_next_turn_appends_there() {
         assert_eq!(line.tokens, last.prompt_tokens / BLOCK * BLOCK);
         assert!(turn.cached_tokens >= line.tokens, "{turn:?}");
     }
-    let off = cold_worker("homing:gaps=off");
+    let off = cold_worker("homing:errands=on:gaps=off");
     assert_eq!(
         moved_in_gaps(&off.run.requests).len(),
         0,
@@ -137,7 +137,7 @@ fn a_session_moves_in_the_gap_and_its_next_turn_appends_there() {
 #[test]
 fn a_worker_that_dies_while_something_is_carried_to_it_leaves_nothing_behind() {
     let trace = alike(4, 3, 2_000, 20);
-    let mut config = logged(&trace, "h200x8-dp", "homing");
+    let mut config = logged(&trace, "h200x8-dp", "homing:errands=on");
     let first = carried(&run(&trace, &config))
         .first()
         .expect("something is carried")
