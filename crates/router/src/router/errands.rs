@@ -282,7 +282,9 @@ impl Router {
 
     /// A turn of a session with this prompt, as if it had come.
     fn imagined(&self, session: SessionId, turns: u32, prompt: Prompt) -> Request {
+        let kind = self.sessions.get(session).map(|session| session.kind);
         Request {
+            kind: kind.unwrap_or_default(),
             id: self.errands.next_id(),
             session,
             turn_index: turns,
