@@ -7,6 +7,7 @@
 
 use crate::clock::Clock;
 use crate::engine::Watched;
+use crate::proxy::errands::Order;
 use crate::recorder::Recorder;
 use crate::telemetry::Telemetry;
 use homing_router::action::{Action, Decision, Dispatch, Errand, RouteError, WorkerState};
@@ -118,6 +119,10 @@ pub(crate) struct CoreTask {
     pub(crate) router: Router,
     pub(crate) clock: Clock,
     pub(crate) flights: HashMap<RequestId, mpsc::Sender<Command>>,
+    /// Where errands go.
+    pub(crate) orders: mpsc::Sender<Order>,
+    /// Errands under way; the core bounds them.
+    pub(crate) errands: HashMap<RequestId, Errand>,
     /// Who watches each worker.
     pub(crate) watched: HashMap<WorkerId, Watched>,
     pub(crate) recorder: Option<Recorder>,
@@ -231,12 +236,34 @@ impl CoreTask {
                 tracing::info!(%worker, ?state, "worker state");
                 None
             }
-            // No flight carries it: its first leg fails at once.
-            Action::Errand(_) | Action::ErrandEnded { .. } => None,
+            Action::Errand(errand) => {
+                self.begin_errand(*errand);
+                None
+            }
+            Action::ErrandEnded { errand, outcome } => {
+                self.flights.remove(&errand);
+                if let Some(errand) = self.errands.remove(&errand) {
+                    self.telemetry.errand_ended(&errand, outcome);
+                }
+                None
+            }
         }
     }
 
-    /// Whether nobody carries this errand: the prompt that it is of is not remembered any more.
+    /// Hands an errand over to who runs it; where that is stuck or gone, its first leg fails.
+    fn begin_errand(&mut self, errand: Errand) {
+        let (commands, receiver) = mpsc::channel(COMMANDS);
+        let order = Order {
+            errand: errand.clone(),
+            commands: receiver,
+        };
+        if self.orders.try_send(order).is_ok() {
+            self.flights.insert(errand.errand, commands);
+        }
+        self.errands.insert(errand.errand, errand);
+    }
+
+    /// Whether nobody runs this errand.
     fn lacks(&self, request: RequestId) -> bool {
         request >= Errand::FIRST_ID && !self.flights.contains_key(&request)
     }
@@ -275,7 +302,7 @@ impl CoreTask {
                 clients: self.router.view_clients(),
                 queued: self.router.queue_length(),
                 sessions: self.router.session_count(),
-                flights: self.flights.len(),
+                flights: self.flights.len() - self.flights.keys().filter(|id| **id >= Errand::FIRST_ID).count(),
                 now: self.clock.now(),
             })),
         }

@@ -8,6 +8,8 @@ use crate::fleet::Fleet;
 use crate::idle::forget_idle;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch as PrefixWatch;
+use crate::proxy::errands::prompts::Prompts;
+use crate::proxy::errands::{ORDERS, Order, run_errands};
 use crate::proxy::release::Releases;
 use crate::recorder::Recorder;
 use crate::routes::routes;
@@ -75,7 +77,7 @@ pub struct Gateway {
     flights: TaskTracker,
     connections: TaskTracker,
     server: JoinHandle<()>,
-    /// The workers' watches, and what forgets idle sessions' prompts.
+    /// The workers' watches, what forgets idle sessions' prompts, and what runs errands.
     watches: Vec<JoinHandle<()>>,
     core: JoinHandle<()>,
     drain: Duration,
@@ -100,10 +102,12 @@ impl Gateway {
         let (core, messages) = CoreHandle::channel();
         let recorder = recorder(&config)?;
         let (mut watches, watched) = parts.watch(&config, &core);
-        let core_task = tokio::spawn(parts.core(&config, watched, recorder).run(messages));
+        let (orders, errands) = mpsc::channel(ORDERS);
+        let core_task = tokio::spawn(parts.core(&config, watched, recorder, orders).run(messages));
         let shell = Arc::new(parts.shell(&config, core));
         let idle = config.router.clocks.session_idle;
         watches.push(tokio::spawn(forget_idle(Arc::clone(&shell), idle)));
+        watches.push(tokio::spawn(run_errands(Arc::clone(&shell), errands)));
         let turns = shell.turns.clone();
         let ends = Ends {
             stop: CancellationToken::new(),
@@ -267,8 +271,16 @@ impl Parts {
         (watches, watched)
     }
 
-    fn core(&self, config: &GatewayConfig, watched: WatchedWorkers, recorder: Option<Recorder>) -> CoreTask {
+    fn core(
+        &self,
+        config: &GatewayConfig,
+        watched: WatchedWorkers,
+        recorder: Option<Recorder>,
+        orders: mpsc::Sender<Order>,
+    ) -> CoreTask {
         CoreTask {
+            orders,
+            errands: HashMap::new(),
             router: Router::new(config.router.clone()),
             clock: self.clock,
             flights: HashMap::new(),
@@ -297,6 +309,7 @@ impl Parts {
             keep_alive: Some(config.clocks.keep_alive).filter(|every| !every.is_zero()),
             offer: config.clocks.offer,
             prefixes: PrefixWatch::of_sessions(config.router.limits.sessions),
+            prompts: Prompts::new(config.router.policy.build().habits().errands.any()),
             canonical: config.canonicalise.then(|| Arc::new(Canonical::default())),
             open_sessions: OpenSessions::new(life, config.router.clocks.session_idle),
             turns: broadcast::channel(TURN_LOGS).0,

@@ -6,10 +6,12 @@
 //! bounds of the memories themselves are for those who are all there at once.
 
 use crate::prefix::watch::Watch;
+use crate::proxy::errands::prompts::Prompts;
 use crate::shell::Shell;
 use crate::tails::Tails;
 use crate::tokenise::Words;
 use homing_model::PromptMark;
+use homing_units::RequestId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +27,8 @@ pub(crate) struct Memories<'a> {
     pub(crate) words: Option<&'a Words>,
     pub(crate) tails: &'a Tails,
     pub(crate) prefixes: &'a Watch,
+    /// The prompts that errands may carry.
+    pub(crate) carried: &'a Prompts,
 }
 
 /// A moment in the order of uses of each.
@@ -33,6 +37,7 @@ pub(crate) struct Marks {
     words: Option<PromptMark>,
     tails: u64,
     prefixes: u64,
+    carried: Option<RequestId>,
 }
 
 /// How much they hold.
@@ -44,6 +49,8 @@ pub(crate) struct Held {
     pub(crate) tails: usize,
     /// Sessions whose last prompts are outlined.
     pub(crate) sessions: usize,
+    /// Prompts that errands may carry.
+    pub(crate) carried: usize,
 }
 
 impl Memories<'_> {
@@ -53,6 +60,7 @@ impl Memories<'_> {
             words: self.words.map(|words| words.memory.mark()),
             tails: self.tails.mark(),
             prefixes: self.prefixes.mark(),
+            carried: self.carried.mark(),
         }
     }
 
@@ -63,6 +71,9 @@ impl Memories<'_> {
         }
         self.tails.forget_unused_since(marks.tails);
         self.prefixes.forget_unused_since(marks.prefixes);
+        if let Some(mark) = marks.carried {
+            self.carried.forget_up_to(mark);
+        }
     }
 
     pub(crate) fn held(&self) -> Held {
@@ -70,6 +81,7 @@ impl Memories<'_> {
             prompt_bytes: self.words.map_or(0, |words| words.memory.bytes()),
             tails: self.tails.len(),
             sessions: self.prefixes.len(),
+            carried: self.carried.len(),
         }
     }
 }
@@ -108,10 +120,12 @@ mod tests {
         const THERE: u64 = 8;
         let tokeniser = Tokeniser::of_vocabulary(Arc::new(Vocabulary::tiny()), 16, 1 << 24);
         let (words, tails, prefixes) = (tokeniser.words().unwrap(), tokeniser.tails(), Watch::default());
+        let carried = Prompts::new(false);
         let memories = Memories {
             words: Some(&words),
             tails: &tails,
             prefixes: &prefixes,
+            carried: &carried,
         };
         let turn = |session: u64, turn: usize| {
             let text = format!(

@@ -4,6 +4,7 @@ mod abort;
 mod agents;
 pub(crate) mod client;
 pub(crate) mod dialect;
+pub(crate) mod errands;
 mod exactness;
 pub(crate) mod flight;
 pub(crate) mod intake;

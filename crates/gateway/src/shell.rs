@@ -8,6 +8,7 @@ use crate::fleet::Fleet;
 use crate::idle::Memories;
 use crate::prefix::canonical::Canonical;
 use crate::prefix::watch::Watch;
+use crate::proxy::errands::prompts::Prompts;
 use crate::proxy::release::Releases;
 use crate::telemetry::Telemetry;
 use crate::tokenise::{Tokeniser, Words};
@@ -42,6 +43,8 @@ pub(crate) struct Shell {
     pub(crate) offer: Duration,
     /// What sessions' last prompts were.
     pub(crate) prefixes: Watch,
+    /// The prompts that errands may carry.
+    pub(crate) prompts: Prompts,
     /// Undoes known breaks of prefixes, where that is wanted.
     pub(crate) canonical: Option<Arc<Canonical>>,
     /// Sessions that SGLang servers keep apart.
@@ -83,6 +86,7 @@ impl Shell {
             words,
             tails: &self.tokeniser.tails,
             prefixes: &self.prefixes,
+            carried: &self.prompts,
         }
     }
 

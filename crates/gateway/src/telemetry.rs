@@ -11,7 +11,7 @@ use crate::idle::Held;
 use crate::proxy::Agent;
 use crate::turn_log::{Forecast, TurnLog};
 use homing_router::ClientView;
-use homing_router::action::WorkerState;
+use homing_router::action::{Errand, ErrandOutcome, WorkerState};
 use homing_router::event::{Event, FailureCause};
 use homing_units::WorkerId;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -42,6 +42,12 @@ struct TurnLabels {
 struct BreakLabels {
     client: &'static str,
     kind: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ErrandLabels {
+    kind: &'static str,
+    outcome: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -94,6 +100,8 @@ pub(crate) struct Telemetry {
     prefix_lost_tokens: Family<BreakLabels, Counter>,
     replans: Counter,
     leg_failures: Family<CauseLabel, Counter>,
+    errands: Family<ErrandLabels, Counter>,
+    errand_tokens: Family<ErrandLabels, Counter>,
     kv_batches: Family<WorkerLabel, Counter>,
     kv_gaps: Family<WorkerLabel, Counter>,
     kv_resyncs: Family<WorkerLabel, Counter>,
@@ -135,6 +143,8 @@ impl Telemetry {
             prefix_lost_tokens: Family::default(),
             replans: Counter::default(),
             leg_failures: Family::default(),
+            errands: Family::default(),
+            errand_tokens: Family::default(),
             kv_batches: Family::default(),
             kv_gaps: Family::default(),
             kv_resyncs: Family::default(),
@@ -211,6 +221,16 @@ impl Telemetry {
 
     fn register_workers(&mut self) {
         let registry = &mut self.registry;
+        registry.register(
+            "errands",
+            "Times that KV was carried while no client waited for it, by why and by what came of it",
+            self.errands.clone(),
+        );
+        registry.register(
+            "errand_tokens",
+            "Tokens of KV that was, or was to be, carried so",
+            self.errand_tokens.clone(),
+        );
         registry.register("kv_event_batches", "Batches of KV events", self.kv_batches.clone());
         registry.register(
             "kv_event_gaps",
@@ -313,6 +333,18 @@ impl Telemetry {
             self.expected_cached_tokens.inc_by(u64::from(expected));
             self.reported_cached_tokens.inc_by(u64::from(reported));
         }
+    }
+
+    /// KV was carried while no client waited for it, or was to be.
+    pub(crate) fn errand_ended(&self, errand: &Errand, outcome: ErrandOutcome) {
+        let labels = ErrandLabels {
+            kind: errand.kind.as_str(),
+            outcome: outcome.as_str(),
+        };
+        self.errands.get_or_create(&labels).inc();
+        self.errand_tokens
+            .get_or_create(&labels)
+            .inc_by(u64::from(errand.tokens));
     }
 
     /// A client broke its session's prefix.

@@ -169,11 +169,20 @@ impl Flight {
                 self.voice.expect(decision.expected_cached_tokens);
                 self.watch_prefix(&decision);
                 self.expect(&decision);
+                self.remember_prompt(&decision);
                 self.decision = Some(decision);
             }
             Command::Dispatch(dispatch) => self.dispatch(dispatch).await,
             Command::Cancel(leg) => self.cancel(leg).await,
             Command::Reject(error) => self.end_with(error),
+        }
+    }
+
+    /// An errand may carry this prompt's KV later.
+    fn remember_prompt(&self, decision: &Decision) {
+        let prompts = &self.shell.prompts;
+        if let Some(prompt) = prompts.are_wanted().then(|| self.request.remembered()).flatten() {
+            prompts.remember(decision.session, self.request.id, prompt);
         }
     }
 

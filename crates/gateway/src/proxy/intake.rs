@@ -2,6 +2,7 @@
 //! core hears of it.
 
 use super::dialect::Dialect;
+use super::errands::prompts::Remembered;
 use super::exactness::{Blocker, blocker, renders_specially};
 use super::legs::{Endpoint, LegPrompt};
 use super::session::{SessionName, session_of};
@@ -28,7 +29,7 @@ const FORWARDED: [HeaderName; 3] = [
     HeaderName::from_static("traceparent"),
     HeaderName::from_static("tracestate"),
 ];
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Tokens of a completion that does not say how many, as OpenAI has it and engines do.
@@ -325,13 +326,15 @@ impl TurnRequest {
 
     /// A leg's name at its engine. None begins with another's.
     pub(crate) fn leg_name(&self, leg: LegId) -> String {
-        let kind = match leg.leg {
-            Leg::Lend => 'l',
-            Leg::Fetch => 'f',
-            Leg::Prefill => 'p',
-            Leg::Decode => 'd',
-        };
-        format!("{}-{}{kind}", self.name, leg.attempt)
+        leg_name(&self.name, leg)
+    }
+
+    /// What an errand needs of it later; `None` where the engine may have rendered its prompt otherwise.
+    pub(crate) fn remembered(&self) -> Option<Remembered> {
+        (!self.renders_specially).then(|| Remembered {
+            prompt: self.prompt_as_sent().slim(),
+            headers: self.headers.clone(),
+        })
     }
 
     /// The headers of a leg. Its id differs from every other leg's: engines key their requests by it.
@@ -341,6 +344,17 @@ impl TurnRequest {
         headers.insert(REQUEST_ID, id.expect("digits, letters and dashes are a header value"));
         headers
     }
+}
+
+/// The name at its engine of a leg of what is called `name`.
+pub(super) fn leg_name(name: &str, leg: LegId) -> String {
+    let kind = match leg.leg {
+        Leg::Lend => 'l',
+        Leg::Fetch => 'f',
+        Leg::Prefill => 'p',
+        Leg::Decode => 'd',
+    };
+    format!("{name}-{}{kind}", leg.attempt)
 }
 
 /// Tokens to generate at most: as many as the client says, else as the context leaves or the endpoint has by default.

@@ -79,6 +79,21 @@ impl LegPrompt {
         }
     }
 
+    /// As much of it as the legs that move its history need: its tokens, and no message.
+    pub(crate) fn slim(&self) -> Self {
+        let body = Self::continued(&self.body, &[], 1).body;
+        Self {
+            endpoint: Endpoint::Completions,
+            body,
+            tokens: self.tokens.clone(),
+        }
+    }
+
+    /// How many tokens it has.
+    pub(crate) fn token_count(&self) -> usize {
+        self.tokens.len()
+    }
+
     /// What is sent on.
     pub(crate) fn body(&self) -> &Body {
         &self.body
@@ -100,22 +115,30 @@ impl LegPrompt {
 
     /// The leg that computes what it lacks of the prompt's KV, and holds it.
     pub(crate) fn held_body(&self) -> Bytes {
-        self.silent_body(EXPORT)
+        self.silent_body(Some(EXPORT))
+    }
+
+    /// The leg that computes what it lacks of the prompt's KV, and keeps it.
+    pub(crate) fn computed_body(&self) -> Bytes {
+        self.silent_body(None)
     }
 
     /// The leg that pulls the prompt's KV and answers nobody. `params` are those of the leg that holds it, word for word.
     pub(crate) fn pulled_body(&self, params: Bytes) -> Bytes {
-        self.silent_body(params)
+        self.silent_body(Some(params))
     }
 
-    fn silent_body(&self, params: Bytes) -> Bytes {
+    fn silent_body(&self, params: Option<Bytes>) -> Bytes {
         let mut body = Body::clone(&self.body);
         for name in OF_THE_ANSWER {
             body.remove(name);
         }
         body.set("max_tokens", &1);
         body.set("stream", &false);
-        body.set_raw("kv_transfer_params", params);
+        match params {
+            Some(params) => body.set_raw("kv_transfer_params", params),
+            None => drop(body.remove("kv_transfer_params")),
+        }
         body.to_bytes()
     }
 

@@ -81,7 +81,27 @@ pub(super) fn scenario(seed: u64) -> Scenario {
     config.patience = patience(&config.router);
     config.thorough = true;
     config.faults = draw_faults(seed, &config.cluster, HORIZON);
+    draw_errands(seed, &mut config);
     Scenario { seed, trace, config }
+}
+
+/// Our own policy runs errands in most experiments, often and for little. Drawn apart, so that the rest of an experiment is what it
+/// was before there were any.
+fn draw_errands(seed: u64, config: &mut SimConfig) {
+    let draw = &mut Draw(rng_for(seed, "chaos/errands"));
+    if config.policy.name() != "homing" || draw.percent(25) {
+        return;
+    }
+    let how = draw.pick(&["", ":margin=0:margin_s=0", ":margin=0:margin_s=0:base=off", ":gaps=off"]);
+    let policy = format!("{}:errands=on{how}", config.policy);
+    config.policy = policy.parse().expect("the planner knows these parameters");
+    let RouterConfig { limits, clocks, .. } = &mut config.router;
+    limits.errands = draw.count(1, 5) as usize;
+    limits.base_owners = draw.count(1, 4) as usize;
+    limits.base_tokens = draw.count(1, 5) * BLOCK;
+    clocks.errand_pace = draw.millis(20, 1_000);
+    clocks.errand_rest = draw.millis(50, 5_000);
+    clocks.errand_rest_cap = draw.millis(500, 20_000);
 }
 
 fn cluster(draw: &mut Draw) -> Cluster {
