@@ -29,8 +29,10 @@ const BOUNDS: &str = "
 The same sessions on clusters that cannot be built, by the best other policy of each cell, as above. `alone`: each request has an idle worker
 for itself, which holds all of its prompt that anybody ever sent before; no router beats that in any request. `undisturbed`: those who decode
 are spread evenly over the workers at each step, and prefills wait for nothing and cost nobody anything; no router beats that by choosing
-places alike for all. `balanced`: prefills take a worker each while they run, and whole batches move between two steps for nothing: no bound,
-but more than a router can do. Prefill/decode shapes may use each worker for both.
+places alike for all. `steady`: the same, but the workers' time that prefills take is missing evenly over the run, where it is missed the
+least: what is left to gain for those who decode. `balanced`: prefills take a worker each when they come, and whole batches move between
+two steps for nothing: no bound, but more than a router can do. All KV is everywhere at once; prefill/decode shapes may use each worker for
+both.
 ";
 
 /// The document, with the plot under this name beside it.
