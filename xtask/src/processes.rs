@@ -68,21 +68,25 @@ pub fn homing(built: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-/// Starts a worker, which ends with its standard input, and gives where it serves HTTP.
-pub fn worker(homing: &Path, name: &str, arguments: &[&str], log: Stdio) -> Result<(Process, SocketAddr)> {
+/// The command that starts a worker, which ends with its standard input.
+pub fn worker_command(homing: &Path, name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(homing);
     command
         .args(["worker", "--exit-with-stdin", "--name", name])
         .args(arguments)
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(log);
-    let mut process = Process::start(&mut command, &format!("worker `{name}`"))?;
+        .stdout(Stdio::piped());
+    command
+}
+
+/// Starts a worker and gives where it serves HTTP.
+pub fn worker(command: &mut Command) -> Result<(Process, SocketAddr)> {
+    let mut process = Process::start(command, "a worker")?;
     let output = process.0.stdout.take().context("its output is a pipe")?;
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
-    ensure!(!line.is_empty(), "worker `{name}` ended before it served");
-    let said: Value = serde_json::from_str(&line).with_context(|| format!("worker `{name}` said `{line}`"))?;
+    ensure!(!line.is_empty(), "a worker ended before it served");
+    let said: Value = serde_json::from_str(&line).with_context(|| format!("a worker said `{line}`"))?;
     let address = said["http"].as_str().context("a worker says where it listens")?;
     Ok((process, address.parse()?))
 }

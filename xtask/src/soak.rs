@@ -4,7 +4,8 @@
 //! `--time-scale`; an idle session is forgotten after an hour divided by it. Beside them clients begin streams and hang up. Each
 //! process is judged by the median of its resident memory in each minute after the warm-up: the highest may be 5% above
 //! the lowest. A median, because a prompt's body in flight is memory, too, and comes and goes with the traffic. Requests at a worker,
-//! sessions and batches kept for replays are bounded so that the warm-up reaches the bounds: below its bounds a process grows.
+//! sessions and batches kept for replays are bounded so that the warm-up reaches the bounds: below its bounds a process grows. For the same
+//! reason the allocator's threads keep nothing for their next use here.
 
 mod cluster;
 mod minutes;

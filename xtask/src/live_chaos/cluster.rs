@@ -163,7 +163,7 @@ impl Cluster {
 fn start_worker(binary: &Path, name: &str, role: &str, address: SocketAddr) -> Result<Process> {
     let listen = address.to_string();
     let arguments = ["--role", role, "--step-model", STEP_MODEL, "--listen", &listen];
-    let (process, _) = processes::worker(binary, name, &arguments, Stdio::inherit())?;
+    let (process, _) = processes::worker(&mut processes::worker_command(binary, name, &arguments))?;
     Ok(process)
 }
 

@@ -26,6 +26,12 @@ const INDEX_BLOCKS: usize = 32_768;
 /// KV event batches that a worker keeps for a replay. The default, vLLM's 10,000, takes some 10 MB after ten minutes of this traffic and
 /// would be reached after the run.
 const REPLAY_BATCHES: &str = "1000";
+/// What the allocator is asked for, beside what it has built in: no thread keeps what it has freed for its next use. That is up to a megabyte
+/// a thread, now here and now there, and would hide what the program itself holds.
+const ALLOCATOR: (&str, &str) = (
+    "_RJEM_MALLOC_CONF",
+    "narenas:1,tcache:false,dirty_decay_ms:500,muzzy_decay_ms:0",
+);
 /// How long the router may take to find its workers.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 /// Between two clients that begin a stream and hang up.
@@ -56,7 +62,9 @@ impl Cluster {
                 "--step-model",
                 step_model,
             ];
-            let (process, http) = processes::worker(homing, &name, &arguments, log.into())?;
+            let mut command = processes::worker_command(homing, &name, &arguments);
+            command.env(ALLOCATOR.0, ALLOCATOR.1).stderr(log);
+            let (process, http) = processes::worker(&mut command)?;
             config += &format!("[[workers]]\nurl = \"http://{http}\"\nkind = \"homing\"\nname = \"{name}\"\n");
             processes.push((name, process));
         }
@@ -74,6 +82,7 @@ impl Cluster {
             .arg("serve")
             .arg("--config")
             .arg(&file)
+            .env(ALLOCATOR.0, ALLOCATOR.1)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(out.join("router.log"))?);
