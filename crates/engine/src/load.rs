@@ -3,6 +3,12 @@
 use crate::api::Snapshot;
 use crate::engine::Engine;
 use crate::sequence::Sequence;
+use homing_units::Duration;
+
+/// The pause that each request which waits for room adds to the one that is asked for.
+const PAUSE_PER_STARVED: Duration = Duration::from_millis(20);
+/// The longest pause that is asked for: then the worker is to be asked again.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Work in hand, summed over the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +88,65 @@ impl Engine {
     }
 }
 
+/// What a worker that is asked for room answers.
+impl Snapshot {
+    /// Tokens of the pool that hold nothing, or what nobody uses. `block_size` is the engine's, in tokens.
+    #[must_use]
+    pub fn free_tokens(&self, block_size: u32) -> u64 {
+        (u64::from(self.blocks_free) + u64::from(self.blocks_evictable)) * u64::from(block_size)
+    }
+
+    /// What is left of them once the prompts that were accepted have their places. A prompt that waits takes all of its
+    /// length, whether it is cached or not: what is cached of it counts as free until then.
+    #[must_use]
+    pub fn spare_tokens(&self, block_size: u32) -> u64 {
+        self.free_tokens(block_size).saturating_sub(self.prefill_tokens_pending)
+    }
+
+    /// How long new work had better stay away; zero while what was accepted has room. Requests that wait for a place in the
+    /// batch alone ask for no pause: that is a matter of time and not of room.
+    #[must_use]
+    pub fn room_pause(&self, block_size: u32) -> Duration {
+        let starved = self.retracted + self.offered;
+        let is_full = starved > 0 || (self.waiting > 0 && self.spare_tokens(block_size) == 0);
+        if !is_full {
+            return Duration::ZERO;
+        }
+        PAUSE_PER_STARVED
+            .saturating_mul(self.waiting.max(starved).max(1))
+            .min(PAUSE_MAX)
+    }
+}
+
 fn count(length: usize) -> u32 {
     u32::try_from(length).expect("every map of the engine is bounded by a u32 limit")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_asked_for_while_there_is_no_room_for_what_was_accepted() {
+        let check = |waiting, offered, blocks_free, pending, expected_ms| {
+            let snapshot = Snapshot {
+                waiting,
+                offered,
+                blocks_free,
+                blocks_evictable: 10,
+                prefill_tokens_pending: pending,
+                ..Snapshot::default()
+            };
+            let pause = snapshot.room_pause(16);
+            assert_eq!(pause, Duration::from_millis(expected_ms), "{snapshot:?}");
+        };
+        check(0, 0, 0, 0, 0);
+        // The batch is full, the pool is not.
+        check(30, 0, 90, 1_599, 0);
+        check(30, 0, 90, 1_600, 600);
+        // A prompt under way that leaves no room keeps nobody waiting yet.
+        check(0, 0, 90, 1_600, 0);
+        check(2, 2, 90, 0, 40);
+        check(1_000, 0, 0, 160, 1_000);
+    }
 }

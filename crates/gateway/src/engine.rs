@@ -7,6 +7,7 @@ mod agreement;
 mod discovery;
 mod feed;
 mod mapping;
+mod room;
 mod sessions;
 mod sglang;
 mod sockets;

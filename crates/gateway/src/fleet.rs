@@ -45,6 +45,15 @@ pub(crate) struct Known {
     pub(crate) endpoints: KvEndpoints,
     /// What an SGLang server says beyond that; `None` for other kinds.
     pub(crate) sglang: Option<Server>,
+    /// What it can be asked beyond its dialect.
+    pub(crate) extensions: Extensions,
+}
+
+/// What an engine can be asked beyond its dialect, as it says itself. Nothing, where it says nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Extensions {
+    /// Whether it tells how much room it has.
+    pub(crate) tells_room: bool,
 }
 
 impl Known {

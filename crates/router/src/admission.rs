@@ -113,6 +113,8 @@ pub enum Denied {
     Crowded,
     /// Its pool is full of what is in flight.
     PoolFull,
+    /// It says itself that its pool has no room.
+    SaysFull,
     /// The next room there is kept for one that has waited long.
     Kept,
     /// As many seeds as it may have are pending.
@@ -138,6 +140,7 @@ impl Denied {
             Self::Requests => "too many requests in flight",
             Self::Crowded => "pool wanted by sessions that are expected back",
             Self::PoolFull => "pool full of requests in flight",
+            Self::SaysFull => "says that its pool is full",
             Self::Kept => "kept for one that has waited long",
             Self::Seeds => "too many seeds pending",
             Self::AppendTokens => "too many append tokens in flight",
@@ -150,7 +153,13 @@ impl Denied {
     pub const fn is_room(self) -> bool {
         matches!(
             self,
-            Self::Requests | Self::PoolFull | Self::Kept | Self::Seeds | Self::AppendTokens | Self::PrefillTokens
+            Self::Requests
+                | Self::PoolFull
+                | Self::SaysFull
+                | Self::Kept
+                | Self::Seeds
+                | Self::AppendTokens
+                | Self::PrefillTokens
         )
     }
 

@@ -2,7 +2,7 @@
 //! small and leaks no prompt.
 
 use homing_kv::{BlockHash, Prompt, Tier};
-use homing_units::{BootEpoch, RequestId, WorkerId};
+use homing_units::{BootEpoch, Duration, RequestId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// Something that happened.
@@ -16,6 +16,8 @@ pub enum Event {
     Health(HealthReport),
     /// A worker's own figures of its load.
     Load(LoadReport),
+    /// What a worker says of its room, where it can be asked (see [`RoomReport`]).
+    Room(RoomReport),
     /// A batch of a worker's KV events.
     Kv(KvBatch),
     /// The replay that `Action::Resync` asked for has ended; its batches came before as [`Event::Kv`].
@@ -228,6 +230,20 @@ pub struct LoadReport {
     pub transfer_queue: u32,
     /// Requests that lost their blocks and wait to run again; 0 where it does not say.
     pub retracted: u32,
+}
+
+/// What a worker says of the room in its pool, from a snapshot that costs its scheduler nothing: what the router's ledger
+/// cannot know, because others send there, too, and outputs get longer than was reckoned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoomReport {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its life.
+    pub epoch: BootEpoch,
+    /// Tokens of its pool that are free, or for the taking, once all that it has accepted has its place.
+    pub spare_tokens: u64,
+    /// How long new work is to stay away; zero while what it has accepted has room.
+    pub pause: Duration,
 }
 
 /// A batch of a worker's KV events.

@@ -7,6 +7,7 @@ use crate::action::WorkerState;
 use crate::event::{HealthReport, LoadReport, WorkerInfo};
 use crate::feed::Feed;
 use crate::learning::{Likeness, StepFit, Work};
+use crate::room::Room;
 use crate::router::Prefilled;
 use crate::speed::Speed;
 use homing_units::{BootEpoch, Duration, Instant, WorkerId};
@@ -43,6 +44,8 @@ pub(crate) struct Worker {
     pub(crate) feed: Feed,
     /// Its own figures, and when they came.
     pub(crate) load: Option<(Instant, LoadReport)>,
+    /// What it said of its room, where it can be asked.
+    pub(crate) room: Option<Room>,
     /// It said that it is busy: no new work before this.
     pub(crate) busy_until: Instant,
     /// The pause that led to `busy_until`.
@@ -186,6 +189,7 @@ impl Worker {
             info,
             feed: Feed::default(),
             load: None,
+            room: None,
             busy_until: Instant::ZERO,
             busy_pause: Duration::ZERO,
             cache: CacheCounters::default(),
@@ -266,6 +270,7 @@ impl Worker {
         self.past_epochs.push_back(old);
         self.feed = Feed::default();
         self.load = None;
+        self.room = None;
         self.busy_until = Instant::ZERO;
         Life::New
     }

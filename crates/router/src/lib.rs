@@ -20,6 +20,7 @@ mod learning;
 mod links;
 mod queue;
 mod residency;
+mod room;
 mod router;
 mod sessions;
 pub mod speed;

@@ -128,6 +128,7 @@ impl Router {
             Event::WorkerLeft(worker) => self.on_left(worker),
             Event::Health(report) => self.on_health(report),
             Event::Load(report) => self.on_load(report),
+            Event::Room(report) => self.on_room(report),
             Event::Kv(batch) => self.on_kv(batch),
             Event::KvRestarted { worker, epoch } => self.on_kv_restarted(worker, epoch),
             Event::ResyncDone { worker, complete } => self.on_resync_done(worker, complete),

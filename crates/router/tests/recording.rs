@@ -6,7 +6,7 @@ use homing_kv::{BlockHash, Prompt, Tier};
 use homing_router::RouterConfig;
 use homing_router::event::{
     Abilities, ClientKind, Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegFailure, LegId,
-    LegUsage, LoadReport, PromptId, Resume, Role, SessionHint, Turn, WorkerInfo,
+    LegUsage, LoadReport, PromptId, Resume, Role, RoomReport, SessionHint, Turn, WorkerInfo,
 };
 use homing_router::recording::{Entry, Recorder, Recording, RecordingError, ReplayError, replay};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
@@ -96,6 +96,14 @@ fn worker_event() -> impl Strategy<Value = Event> {
         (worker(), any::<u32>(), any::<u64>())
             .prop_map(load)
             .prop_map(Event::Load),
+        (worker(), 1..3_u64, any::<u64>(), 0..3_000_u64).prop_map(|(worker, epoch, spare_tokens, pause_ms)| {
+            Event::Room(RoomReport {
+                worker,
+                epoch: BootEpoch(epoch),
+                spare_tokens,
+                pause: Duration::from_millis(pause_ms),
+            })
+        }),
         (worker(), any::<u64>(), prop::collection::vec(update(), 0..4))
             .prop_map(batch)
             .prop_map(Event::Kv),

@@ -9,7 +9,7 @@ use crate::stack::{Order, Stack};
 use homing_engine::api::{EngineConfig, EngineKind, KvChange, Snapshot, Step};
 use homing_engine::{Engine, StepModel, StepShape};
 use homing_report::WorkerRecord;
-use homing_router::event::{Abilities, KvBatch, KvUpdate, LoadReport, Role, WorkerInfo};
+use homing_router::event::{Abilities, KvBatch, KvUpdate, LoadReport, Role, RoomReport, WorkerInfo};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -42,6 +42,10 @@ pub(crate) struct Node {
     pub(crate) armed: Option<Instant>,
     /// Exports that are held, by the engine's id.
     pub(crate) exports: BTreeSet<RequestId>,
+    /// What it said of its room last.
+    pub(crate) told_room: Option<RoomReport>,
+    /// It will be asked for its room after the pause that it asked for.
+    pub(crate) asked_again: bool,
     /// What it answered to the last probe.
     pub(crate) probed: Option<(BootEpoch, LoadReport)>,
     /// What its last sample said; a sample that would say the same is left out.
@@ -95,6 +99,8 @@ impl Node {
             owed: Duration::ZERO,
             asked: None,
             exports: BTreeSet::new(),
+            told_room: None,
+            asked_again: false,
             probed: None,
             sampled: None,
             counts: Counts::default(),
@@ -127,6 +133,23 @@ impl Node {
     /// The life that it says it lives.
     pub(crate) const fn told_epoch(&self) -> BootEpoch {
         if self.hides_restarts { BootEpoch(1) } else { self.epoch }
+    }
+
+    /// Whether a request is in its engine.
+    pub(crate) fn is_busy(&self) -> bool {
+        let snapshot = self.engine.as_ref().map(Engine::snapshot);
+        snapshot.is_some_and(|load| load.running + load.waiting + load.importing + load.reloading > 0)
+    }
+
+    /// What it says of its room; `None` while it is down.
+    pub(crate) fn room(&self) -> Option<RoomReport> {
+        let snapshot = self.engine.as_ref()?.snapshot();
+        Some(RoomReport {
+            worker: self.id,
+            epoch: self.told_epoch(),
+            spare_tokens: snapshot.spare_tokens(self.config.block_size),
+            pause: snapshot.room_pause(self.config.block_size),
+        })
     }
 
     /// What a load probe answers; `None` while it is down.

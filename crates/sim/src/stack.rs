@@ -38,6 +38,8 @@ pub struct Stack {
     /// How long a prefill worker holds KV for a decode worker that does not fetch it; `None` for the engine's 30 s. vLLM held
     /// it for 480 s before it had leases.
     pub lease: Option<Duration>,
+    /// Whether the router asks each worker for its room, as the gateway does of embedded workers: from the snapshot, at no cost.
+    pub tells_room: bool,
     /// What users of other systems report.
     pub defects: Defects,
 }

@@ -133,6 +133,18 @@ pub struct WorkerInfo {
     pub kv_events_topic: String,
     /// The version of this program.
     pub version: String,
+    /// What it can be asked beyond vLLM's dialect.
+    pub extensions: Vec<Extension>,
+}
+
+/// What a worker can be asked beyond vLLM's dialect. A router that does not know one leaves it alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Extension {
+    /// `GET /homing/probe`: whether there is room, and how long to stay away.
+    Probe,
+    /// `POST /homing/release`: nobody will pull what a request asked to be held.
+    Release,
 }
 
 impl Listen {

@@ -21,7 +21,7 @@ mod transfers;
 mod worker;
 
 pub use backend::{Backend, BackendError, Choice, Chosen, Item, ModelBackend, NamedBlock, StepBackend, StepOutcome};
-pub use config::{Compute, Endpoints, Limits, Listen, Role, WorkerConfig, WorkerInfo};
+pub use config::{Compute, Endpoints, Extension, Limits, Listen, Role, WorkerConfig, WorkerInfo};
 pub use http::{Probe, Released};
 pub use kv_events::{REPLAY_BATCHES_MAX, REPLAY_BYTES_MAX};
 pub use latency::{Histogram, Latencies};

@@ -1,7 +1,7 @@
 //! A whole worker: sockets, tasks and the engine thread, started together and stopped together.
 
 use crate::backend::{ModelBackend, StepBackend};
-use crate::config::{Compute, Endpoints, Listen, WorkerConfig, WorkerInfo};
+use crate::config::{Compute, Endpoints, Extension, Listen, WorkerConfig, WorkerInfo};
 use crate::engine_thread::{EngineHandle, EngineThread, Outside, PullGuard, PullSource, engine_thread};
 use crate::executor::{Executor, KvOut, PullOrder};
 use crate::http::{App, routes};
@@ -463,6 +463,7 @@ fn info(config: &WorkerConfig, served: &Served, engine: &EngineConfig) -> Worker
         },
         kv_events_topic: format!("kv@{}@{}", config.name, served.name),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        extensions: vec![Extension::Probe, Extension::Release],
     }
 }
 

@@ -4,7 +4,7 @@
 use super::sglang;
 use super::source::{EventSource, reached_at};
 use crate::config::EngineKind;
-use crate::fleet::{Known, KvEndpoints, Member};
+use crate::fleet::{Extensions, Known, KvEndpoints, Member};
 use crate::upstream::Upstream;
 use homing_router::event::{Abilities, LoadReport, Role, WorkerInfo};
 use homing_units::{BootEpoch, WorkerId};
@@ -25,6 +25,9 @@ struct HomingInfo {
     kv_tokens: u64,
     max_context_tokens: u32,
     endpoints: HomingEndpoints,
+    /// What it can be asked beyond vLLM's dialect; an earlier one does not say.
+    #[serde(default)]
+    extensions: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -84,7 +87,11 @@ fn homing(member: &Member, body: &[u8]) -> Result<Known, String> {
         max_model_len: Some(info.max_context_tokens),
     };
     let spec = &member.spec;
+    let can = |name: &str| info.extensions.iter().any(|extension| extension == name);
     Ok(Known {
+        extensions: Extensions {
+            tells_room: can("probe"),
+        },
         info: WorkerInfo {
             id: member.id,
             name: member.name.clone(),
@@ -217,6 +224,7 @@ fn vllm(member: &Member, models: &[u8], metrics: &Metrics) -> Result<Known, Stri
             replay: spec.kv_replay.clone(),
         },
         sglang: None,
+        extensions: Extensions::default(),
     })
 }
 
@@ -382,5 +390,10 @@ mod tests {
             Some(EventSource::Connect("tcp://10.0.0.7:5".to_owned()))
         );
         assert_eq!(known.endpoints.replay.as_deref(), Some("tcp://10.0.0.7:6"));
+        assert_eq!(known.extensions, Extensions::default(), "an earlier one says none");
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        let body = body.replacen('{', r#"{"extensions":["probe","a-later-one"],"#, 1);
+        let known = homing(&fleet.members()[0], body.as_bytes()).unwrap();
+        assert!(known.extensions.tells_room);
     }
 }

@@ -8,7 +8,7 @@
 //! answers it is busy, not dead.
 
 use super::source::{EventSource, reached_at};
-use crate::fleet::{Known, KvEndpoints, Member};
+use crate::fleet::{Extensions, Known, KvEndpoints, Member};
 use crate::upstream::Upstream;
 use homing_router::event::{Abilities, LoadReport, Role, WorkerInfo};
 use homing_units::{BootEpoch, WorkerId};
@@ -110,6 +110,7 @@ fn known(member: &Member, models: &[u8], info: &ServerInfo) -> Result<Known, Str
             local_prefill: info.mode == Mode::Decode && info.local_prefill,
             session_cache: info.session_cache,
         }),
+        extensions: Extensions::default(),
     })
 }
 

@@ -5,6 +5,7 @@ use super::agreement::compare;
 use super::discovery::{discover, epoch_of, load_of, metrics_of};
 use super::feed::Feed;
 use super::mapping::HashMapping;
+use super::room::room;
 use super::sglang;
 use crate::config::{EngineKind, GatewayClocks};
 use crate::core_task::CoreHandle;
@@ -30,6 +31,9 @@ const MAPPED_MAX: u64 = 1 << 21;
 const MAPPED_MIN: u64 = 1 << 12;
 /// The smallest block of an engine that does not say it, in tokens, for sizing the map.
 const ENGINE_BLOCK_MIN: u64 = 16;
+
+/// A worker is not asked for its room more often than this, whatever pause it asks for.
+const ROOM_AGAIN_MIN: Duration = Duration::from_millis(20);
 
 /// What speaks for another life of an engine than the one that is known, from whoever sees it.
 #[derive(Debug, Default)]
@@ -84,6 +88,7 @@ impl Watch {
         tokio::join!(
             self.probe(lives, known),
             self.poll(),
+            self.ask_for_room(),
             self.follow(&mut life, &mut resyncs)
         );
     }
@@ -244,6 +249,28 @@ impl Watch {
             if let Some(load) = load_of(self.member(), &metrics, known.info.kv_tokens) {
                 self.core.tell(Event::Load(load)).await;
             }
+        }
+    }
+
+    /// Asks a worker that can tell how much room it has, and again after the pause that it asks for: the core keeps work away
+    /// until then, and must hear when that is over.
+    async fn ask_for_room(&self) {
+        loop {
+            let known = self.member().known();
+            let asked = known.is_some_and(|known| known.extensions.tells_room);
+            let room = match asked {
+                true => room(self.member(), &self.upstream, self.clocks.poll_timeout).await,
+                false => None,
+            };
+            let pause = room.map_or(Duration::ZERO, |room| room.pause);
+            if let Some(room) = room {
+                self.core.tell(Event::Room(room)).await;
+            }
+            let again = match pause.is_zero() {
+                true => self.clocks.poll_every,
+                false => pause.clamp(ROOM_AGAIN_MIN, self.clocks.poll_every.max(ROOM_AGAIN_MIN)),
+            };
+            tokio::time::sleep(again).await;
         }
     }
 

@@ -106,6 +106,56 @@ async fn until_worker(worker: &Worker, what: &str, holds: impl Fn(&homing_worker
     waited.unwrap_or_else(|_| panic!("waited in vain for: {what}; {:?}", worker.status()));
 }
 
+/// A pool that strangers have filled is unknown to the ledger: the worker says so, and new turns wait in the router.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_others_have_filled_says_so_and_is_left_in_peace() {
+    let config = WorkerConfig {
+        kv_tokens: Some(1_024),
+        ..worker_config("w0", homing_worker::Role::Both)
+    };
+    let worker = Worker::start(config).await.unwrap();
+    let front = Front::start(worker.endpoints().http, "/homing/probe", []).await;
+    let gateway = before(vec![WorkerSpec::new(front.url(), EngineKind::Homing)]).await;
+    let client = Caller::new(gateway.local_addr());
+    client
+        .until("/admin/workers", "it joined", |page| exact(page) == 1)
+        .await;
+    // A stranger's export: 700 of 1,024 tokens for as long as nobody pulls it.
+    let direct = Caller::new(worker.endpoints().http);
+    let held = json!({"prompt": "x".repeat(700), "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": true}});
+    let named = [("x-request-id", "stranger")];
+    let answer = direct
+        .send(http::Method::POST, "/v1/completions", &named, held.to_string())
+        .await;
+    assert_eq!(answer.status(), 200);
+    assert_eq!(worker.status().load.exporting, 1);
+    let ask = |word: &str, times: usize| {
+        let ask = body(&json!([{"role": "user", "content": word.repeat(times)}]), 4, false);
+        let client = client.clone();
+        tokio::spawn(async move { client.post("/v1/chat/completions", &ask).await.status })
+    };
+    // It has nothing of the router's, so that the first turn is tried, and waits there.
+    let first = ask("long ", 80);
+    until_worker(&worker, "the first turn waits", |status| status.load.waiting == 1).await;
+    let asked = front.seen() + 2;
+    while front.seen() < asked {
+        tokio::task::yield_now().await;
+    }
+    let second = ask("brief ", 5);
+    let queued = |page: &Value| page["queued_requests"] == 1;
+    client
+        .until("/admin/workers", "the second waits in the router", queued)
+        .await;
+    assert_eq!(worker.status().load.waiting, 1, "it was not sent");
+    let over = json!({"request_id": "stranger", "boot_epoch": worker.info().epoch});
+    assert_eq!(direct.post("/homing/release", &over).await.status, 200);
+    for turn in [first, second] {
+        assert_eq!(turn.await.unwrap(), 200);
+    }
+    gateway.shutdown().await;
+    worker.shutdown().await;
+}
+
 /// A release that is lost, and lost again, must not leave the worker to its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_is_said_until_the_worker_has_heard_it() {

@@ -157,6 +157,7 @@ fn prompt_of(event: &Event) -> Option<&Prompt> {
         | Event::WorkerLeft(_)
         | Event::Health(_)
         | Event::Load(_)
+        | Event::Room(_)
         | Event::Kv(_)
         | Event::KvRestarted { .. }
         | Event::ResyncDone { .. }
@@ -189,6 +190,7 @@ pub(super) fn prompt_mut(event: &mut Event) -> Option<&mut Prompt> {
         | Event::WorkerLeft(_)
         | Event::Health(_)
         | Event::Load(_)
+        | Event::Room(_)
         | Event::Kv(_)
         | Event::KvRestarted { .. }
         | Event::ResyncDone { .. }

@@ -185,12 +185,14 @@ impl Router {
         let output_tokens = self.output_tokens(request.kind, request.max_output_tokens);
         let whole = u64::from(request.prompt.tokens) + u64::from(output_tokens);
         // What runs there may share much of the prompt; that is looked at only where it matters.
-        account.denies_decode(whole, kv_tokens, limits).and_then(|_| {
-            let shared = self
-                .ledger
-                .reserve_tokens(id, &request.prompt, output_tokens, self.config.block_size);
-            account.denies_decode(shared, kv_tokens, limits)
-        })
+        let shared = || {
+            self.ledger
+                .reserve_tokens(id, &request.prompt, output_tokens, self.config.block_size)
+        };
+        let denied = account.denies_decode(whole, kv_tokens, limits);
+        let denied = denied.and_then(|_| account.denies_decode(shared(), kv_tokens, limits));
+        let room = worker.room.as_ref();
+        denied.or_else(|| room?.denies(self.now, account, whole, shared))
     }
 
     fn link_views(&self) -> BTreeMap<(WorkerId, WorkerId), LinkView> {

@@ -2,10 +2,11 @@
 
 use super::{Router, Timer};
 use crate::action::Action;
-use crate::event::{HealthReport, KvBatch, Leg, LoadReport, WorkerInfo};
+use crate::event::{HealthReport, KvBatch, Leg, LoadReport, RoomReport, WorkerInfo};
 use crate::feed::FeedStep;
 use crate::fleet::{Life, Probe};
 use crate::handoff::Signal;
+use crate::room::Room;
 use homing_units::{BootEpoch, WorkerId};
 
 impl Router {
@@ -52,6 +53,21 @@ impl Router {
     pub(super) fn on_load(&mut self, report: LoadReport) {
         if let Some(worker) = self.fleet.get_mut(report.worker) {
             worker.load = Some((self.now, report));
+        }
+    }
+
+    /// What a worker says of its room counts for a while, and whoever waits for it may go once it has some.
+    pub(super) fn on_room(&mut self, report: RoomReport) {
+        let worker = report.worker;
+        if self.meet(worker, report.epoch) == Life::Past {
+            return;
+        }
+        let account = self.ledger.account(worker);
+        if let Some(record) = self.fleet.get_mut(worker) {
+            record.room = Some(Room::told(self.now, &report, &account));
+        }
+        if report.pause.is_zero() {
+            self.queue.free(worker);
         }
     }
 

@@ -65,6 +65,42 @@ fn seeds_above_a_decode_workers_budget_wait_in_the_router() {
     check(|_| {}, 6);
 }
 
+/// Strangers fill the only worker's pool, of which the ledger knows nothing: it says so, and later that it has room.
+#[test]
+fn a_worker_that_says_it_is_full_is_left_in_peace_until_it_has_room() {
+    let mut driver = Driver::with_workers("homing:pace_s=0", &small_pool(&[Role::Both], 2_000));
+    let told = |driver: &mut Driver, spare_tokens, pause_ms| {
+        driver.tell(Event::Room(RoomReport {
+            worker: WorkerId(0),
+            epoch: BootEpoch(1),
+            spare_tokens,
+            pause: Duration::from_millis(pause_ms),
+        }));
+    };
+    told(&mut driver, 0, 500);
+    let first = driver.turn(RECOGNISE, prompt(1, 0, 40), 50);
+    assert_eq!(driver.router.queue_length(), 1, "it asked for a pause");
+    told(&mut driver, 1_000, 0);
+    assert_eq!(driver.router.queue_length(), 0, "it has room, and whoever waits goes");
+    let second = driver.turn(RECOGNISE, prompt(2, 0, 40), 50);
+    assert_eq!(
+        driver.router.queue_length(),
+        1,
+        "what was sent since has taken the room that it told of"
+    );
+    driver.serve(first);
+    driver.serve(second);
+    // It falls silent: the ledger alone decides again, after the pause at the latest.
+    told(&mut driver, 0, 60_000);
+    let last = driver.turn(RECOGNISE, prompt(3, 0, 40), 50);
+    assert_eq!(driver.router.queue_length(), 1);
+    while driver.router.queue_length() > 0 {
+        assert!(driver.time_out());
+    }
+    driver.serve(last);
+    assert!(driver.router.idle());
+}
+
 #[test]
 fn a_full_queue_is_overloaded_and_a_long_wait_ends() {
     let mut config = RouterConfig::default();

@@ -15,8 +15,8 @@ mod workers;
 use homing_kv::Prompt;
 use homing_router::action::{Path, WorkerState};
 use homing_router::event::{
-    Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegUsage, PromptId, Resume, Role, SessionHint,
-    WorkerInfo,
+    Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegUsage, PromptId, Resume, Role, RoomReport,
+    SessionHint, WorkerInfo,
 };
 use homing_router::{Limits, RouterConfig};
 use homing_units::{BootEpoch, Duration, RequestId, SessionId, WorkerId};

@@ -12,7 +12,7 @@ use homing_engine::api::{EngineKind, SlotConfig, TrimRule};
 type Set = fn(&mut Cluster, &str) -> Result<(), ClusterError>;
 
 /// Name, an example, and what it does.
-const PARAMETERS: [(&str, &str, Set); 26] = [
+const PARAMETERS: [(&str, &str, Set); 27] = [
     ("kv", "kv=136K", |cluster, text| {
         let kv_tokens = pool("kv", tokens("kv", text)?)?;
         cluster
@@ -157,6 +157,14 @@ const PARAMETERS: [(&str, &str, Set); 26] = [
             "snapshot" => None,
             "loop" => Some(LoopAdmission::default()),
             _ => return Err(needs("admission", text, "`snapshot` or `loop`")),
+        };
+        Ok(())
+    }),
+    ("room", "room=told", |cluster, text| {
+        cluster.stack.tells_room = match text {
+            "untold" => false,
+            "told" => true,
+            _ => return Err(needs("room", text, "`told` or `untold`")),
         };
         Ok(())
     }),

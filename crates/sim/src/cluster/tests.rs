@@ -91,7 +91,7 @@ fn parameters_set_what_they_say_in_any_order() {
         "h100x8-2p6d:engine=session-slot:rho=0.9",
     );
     check(
-        "h100x8-dp:engine=block:host=0:staging=off:admission=snapshot:transfer_timeout=off:dead_peers=off",
+        "h100x8-dp:engine=block:host=0:staging=off:admission=snapshot:room=untold:transfer_timeout=off:dead_peers=off",
         "h100x8-dp",
     );
     check(
@@ -99,7 +99,7 @@ fn parameters_set_what_they_say_in_any_order() {
         "h100x8-dp:poll=off:probe=2ms:admission=loop",
     );
     let spec = "h100x8-2p6d:chunk=1400:host=64GiB:pcie=45GBps:front_end=30ms:front_end_token=1us:engine=session-slot:soft_cap=8\
-                :correction_crash=on:transfer_timeout=32s:dead_peers=60s:admission=loop:probe=5ms:poll=0.5Hz";
+                :room=told:correction_crash=on:transfer_timeout=32s:dead_peers=60s:admission=loop:probe=5ms:poll=0.5Hz";
     let cluster = Cluster::preset(spec).expect(spec);
     let EngineKind::SessionSlot(slots) = cluster.stack.engine else {
         panic!("{:?}", cluster.stack.engine)
@@ -117,6 +117,7 @@ fn parameters_set_what_they_say_in_any_order() {
         poll_every: Some(Duration::from_secs(2)),
     };
     assert_eq!(cluster.stack.admission, Some(admission));
+    assert!(cluster.stack.tells_room);
 }
 
 #[test]

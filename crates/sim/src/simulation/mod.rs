@@ -82,6 +82,8 @@ enum Wake {
     RouterTimer,
     /// Liveness and load are probed.
     Probe,
+    /// A worker is asked for its room, after the pause that it asked for.
+    AskRoom(usize),
     /// Status is polled, inside the schedulers' loops.
     Poll,
     /// Something goes wrong (its index).
@@ -320,6 +322,10 @@ impl<'a> Simulation<'a> {
             Wake::News(event) => self.news.push_back(*event),
             Wake::RouterTimer => self.router_timer(),
             Wake::Probe => self.probe(),
+            Wake::AskRoom(index) => {
+                self.nodes[index].asked_again = false;
+                self.ask_for_room(index);
+            }
             Wake::Poll => self.poll_status(),
             // What would go wrong after the last turn does not.
             Wake::Fault(_) if self.replay.done() => {}
@@ -384,6 +390,9 @@ impl<'a> Simulation<'a> {
         self.probes += 1;
         for index in 0..self.nodes.len() {
             self.probe_worker(index, sample);
+            if self.config.cluster.stack.tells_room {
+                self.ask_for_room(index);
+            }
         }
         if sample {
             self.sample_router();

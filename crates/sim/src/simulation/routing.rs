@@ -262,6 +262,24 @@ impl Simulation<'_> {
         }
     }
 
+    /// One worker is asked how much room it has, and again after the pause that it asks for.
+    pub(super) fn ask_for_room(&mut self, index: usize) {
+        let paused = self.trouble.is_paused(index);
+        let node = &mut self.nodes[index];
+        let Some(room) = node.room().filter(|_| !paused) else {
+            return;
+        };
+        // What an idle worker says again is left out, as with its load.
+        if node.is_busy() || node.told_room != Some(room) {
+            node.told_room = Some(room);
+            self.news.push_back(Event::Room(room));
+        }
+        if !room.pause.is_zero() && !std::mem::replace(&mut node.asked_again, true) {
+            self.heap
+                .plan(self.now + room.pause, Rank::Report, Wake::AskRoom(index));
+        }
+    }
+
     pub(super) fn log_admission(
         &mut self,
         request: RequestId,

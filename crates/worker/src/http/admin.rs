@@ -39,6 +39,10 @@ pub struct Probe {
     pub free_tokens: u64,
     /// How long to wait before asking again; 0 where it is admitted.
     pub recommended_pause_ms: u64,
+    /// Those of them that are left once the prompts that were accepted have their places.
+    pub spare_tokens: u64,
+    /// How long work that can wait or go elsewhere had better stay away; 0 while what was accepted has room.
+    pub room_pause_ms: u64,
     /// The load in full.
     pub load: Snapshot,
 }
@@ -94,7 +98,8 @@ pub(super) async fn probe(State(app): State<Shared>, query: Result<Query<ProbeQu
         }
     };
     let load = app.engine.status().load;
-    let free_tokens = u64::from(load.blocks_free + load.blocks_evictable) * u64::from(app.info.block_size);
+    let block_size = app.info.block_size;
+    let free_tokens = load.free_tokens(block_size);
     let admit = load.waiting == 0 && query.tokens <= free_tokens;
     let pause = (u64::from(load.waiting) + 1)
         .saturating_mul(PAUSE_MS_PER_WAITING)
@@ -104,6 +109,8 @@ pub(super) async fn probe(State(app): State<Shared>, query: Result<Query<ProbeQu
         admit,
         free_tokens,
         recommended_pause_ms: if admit { 0 } else { pause },
+        spare_tokens: load.spare_tokens(block_size),
+        room_pause_ms: u64::try_from(load.room_pause(block_size).as_millis()).unwrap_or(u64::MAX),
         load,
     })
 }
