@@ -6,7 +6,7 @@ use homing_router::action::{ErrandKind, ErrandOutcome, KvUse};
 const SESSION: SessionHint = SessionHint::Explicit(1);
 
 /// Four sessions of 40,000 tokens at the only worker there is, whose pool holds 100,000, and that came back every four seconds so far.
-/// The next turn of the first one runs, and another worker joins meanwhile.
+/// The next turn of the first one runs, and another worker joins meanwhile. Policies are asked not to pace: a session would wait for another's end.
 fn crowded(policy: &str) -> (Driver, RequestId) {
     let mut driver = Driver::with_workers(policy, &workers(&[Role::Both]));
     for blocks in (10..30).chain([2_500]) {
@@ -23,7 +23,7 @@ fn crowded(policy: &str) -> (Driver, RequestId) {
 
 /// The same, once that turn has ended: its session's KV is to be carried to the new worker.
 fn parting() -> (Driver, RequestId) {
-    let (mut driver, request) = crowded("homing:errands=on");
+    let (mut driver, request) = crowded("homing:errands=on:pace_s=0");
     assert!(driver.errands.is_empty(), "its turn is in flight");
     driver.serve(request);
     let errand = driver
@@ -75,7 +75,7 @@ fn a_turn_finds_its_kv_where_it_was_carried_in_the_gap() {
 
 #[test]
 fn a_turn_that_comes_meanwhile_is_planned_as_if_nothing_was_carried() {
-    let (mut without, request) = crowded("homing:errands=off");
+    let (mut without, request) = crowded("homing:errands=off:pace_s=0");
     without.serve(request);
     assert!(without.errands.is_empty());
     let request = without.turn(SESSION, prompt(1, 0, 2_510), 50);
@@ -258,8 +258,8 @@ fn a_turn_that_finds_no_room_because_of_an_errand_gets_it() {
 #[test]
 fn nothing_is_carried_for_policies_that_do_not_ask_for_it() {
     for policy in [
-        "homing:errands=off",
-        "homing:errands=on:gaps=off:base=off",
+        "homing:errands=off:pace_s=0",
+        "homing:errands=on:gaps=off:base=off:pace_s=0",
         "dp-cache-aware",
         "contention",
     ] {
