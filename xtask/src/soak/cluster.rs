@@ -16,8 +16,9 @@ use std::time::Duration;
 
 const WORKERS: usize = 3;
 /// Requests at one worker at most, and sessions that the router remembers: few enough that a warm-up reaches all bounds. What a
-/// process holds at its bounds is what is judged; below them its memory follows the traffic.
-const REQUESTS_PER_WORKER: usize = 8;
+/// process holds at its bounds is what is judged; below them its memory follows the traffic. This traffic would have three to six at each
+/// worker; what is more waits in the router.
+const REQUESTS_PER_WORKER: usize = 3;
 const SESSIONS: usize = 96;
 /// Bytes of prompts that the router remembers, and blocks of its index: the defaults, 256 MB and two millions, would be reached after
 /// hours of this traffic, and until then what is remembered is a matter of who happens to be there.
