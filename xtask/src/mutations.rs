@@ -18,8 +18,6 @@ enum Found {
     Chaos,
     /// Tests: their package, which of its test programs (`--lib` or `--test=NAME`), and a part of their names.
     Test(&'static str, &'static str, &'static str),
-    /// A drill, on its own seed.
-    Drill(&'static str),
 }
 
 /// One thing that is taken out.
@@ -56,8 +54,8 @@ const MUTATIONS: [Mutation; 19] = [
         // Chaos draws them too rarely.
         found: Found::Test(
             "homing-router",
-            "--test=behaviour",
-            "late_answers_of_old_attempts_change_nothing",
+            "--test=chaos",
+            "every_request_ends_once_and_nothing_stays",
         ),
     },
     Mutation {
@@ -150,7 +148,11 @@ const MUTATIONS: [Mutation; 19] = [
         file: "crates/router/src/policies/homing/estimate.rs",
         from: "        if self.turn.new_family {\n            self.turn.prompt_tokens\n        } else {",
         to: "        if self.turn.new_family && place.worker.held_tokens() == 0 {\n            self.turn.prompt_tokens\n        } else {",
-        found: Found::Drill("cold-decode"),
+        found: Found::Test(
+            "homing-router",
+            "--test=behaviour",
+            "a_worker_that_comes_back_does_not_take_all_that_is_new",
+        ),
     },
     Mutation {
         name: "an epoch that is over is taken for a new one",
@@ -171,7 +173,11 @@ const MUTATIONS: [Mutation; 19] = [
         file: "crates/router/src/policies/board.rs",
         from: "self.failures > 0 || (self.on_trial && self.transfers > 0)",
         to: "self.failures == u32::MAX",
-        found: Found::Drill("blind-prefill"),
+        found: Found::Test(
+            "homing-router",
+            "--lib",
+            "a_doubtful_link_is_left_alone_while_another_will_do",
+        ),
     },
     Mutation {
         name: "what a worker holds for nobody is not let go of",
@@ -250,7 +256,6 @@ impl Found {
         match self {
             Self::Chaos => format!("chaos within {SEEDS} seeds"),
             Self::Test(package, program, test) => format!("`cargo test -p {package} {program} {test}`"),
-            Self::Drill(mode) => format!("`homing drill {mode}`"),
         }
     }
 
@@ -266,12 +271,6 @@ impl Found {
                 vec!["test", "--no-run", "--package", package, program],
                 vec!["test", "--package", package, program, test],
             ],
-            // The drills alone, which are built in a fraction of the time of the binary.
-            Self::Drill(mode) => {
-                let which = ["--package", "homing-drills", "--example", "drill"];
-                let run = [&["run"][..], &which, &["--", mode]];
-                [[&["build"][..], &which].concat(), run.concat()]
-            }
         }
     }
 

@@ -62,6 +62,36 @@ pub(crate) struct Request {
     pub(crate) avoid: BTreeSet<WorkerId>,
 }
 
+impl Request {
+    /// One that has come now and waits for its first plan, of a session that had so many turns before.
+    pub(crate) fn new(now: Instant, id: RequestId, (session, turn_index): (SessionId, u32), prompt: Prompt) -> Self {
+        Self {
+            id,
+            session,
+            turn_index,
+            arrived: now,
+            prompt,
+            max_output_tokens: u32::MAX,
+            priority: 0,
+            kind: ClientKind::default(),
+            phase: Phase::Waiting,
+            queued_since: now,
+            attempt: 0,
+            placed: None,
+            served_since: None,
+            streamed: false,
+            deadline: now,
+            pause: Duration::ZERO,
+            not_before: now,
+            wants_room: None,
+            failures: 0,
+            transfer_failures: 0,
+            watch: None,
+            avoid: BTreeSet::new(),
+        }
+    }
+}
+
 /// A plan under way, with what it was made on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {

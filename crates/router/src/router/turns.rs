@@ -10,7 +10,6 @@ use crate::handoff::{Phase, Placed, Request, Signal};
 use crate::policies::{Board, Choice, Order, Plan, TurnView};
 use crate::queue::{Place, Rank};
 use homing_units::{Duration, Instant, RequestId, SessionId};
-use std::collections::BTreeSet;
 
 /// So many that wait double their pauses.
 const CROWD: usize = 64;
@@ -38,28 +37,11 @@ impl Router {
         let session = self.sessions.begin(self.now, &turn, &mut self.residency.index);
         let turn_index = self.sessions.get(session).map_or(0, |session| session.turns - 1);
         let request = Request {
-            id,
-            session,
-            turn_index,
-            arrived: self.now,
-            prompt: turn.prompt,
             max_output_tokens: turn.max_output_tokens,
             priority: turn.priority,
             kind: turn.kind,
-            phase: Phase::Waiting,
-            queued_since: self.now,
-            attempt: 0,
-            placed: None,
-            served_since: None,
-            streamed: false,
             deadline: self.now + self.config.clocks.queue_wait,
-            pause: Duration::ZERO,
-            not_before: self.now,
-            wants_room: None,
-            failures: 0,
-            transfer_failures: 0,
-            watch: None,
-            avoid: BTreeSet::new(),
+            ..Request::new(self.now, id, (session, turn_index), turn.prompt)
         };
         self.history.begin(self.now, &request);
         self.requests.insert(id, request);
