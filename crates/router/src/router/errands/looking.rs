@@ -11,6 +11,7 @@ use crate::policies::{TurnView, WorkerView};
 use crate::router::{Router, Timer};
 use homing_kv::{BlockHash, Prompt, Tier};
 use homing_units::{Duration, SessionId, WorkerId};
+use std::collections::BTreeSet;
 
 /// So long after the last turn nothing is carried any more: nobody uses the fleet.
 const IN_USE: Duration = Duration::from_secs(60);
@@ -143,21 +144,22 @@ impl Router {
             self.errands.base.forget(tip);
             return Verdict::Never;
         };
-        // A survey of all workers costs more than a look for one that may want it.
-        if !self.fleet.iter().any(|worker| self.may_want(worker, tip)) {
-            return Verdict::Later;
-        }
         let prefix = session.last.prefix(beginning.blocks, block_size);
         let (id, turns) = (session.id, session.turns);
+        // A survey of all workers costs more than a look for those that may want it.
+        let may_want = |worker: &&Worker| self.may_want(worker, tip, prefix.tokens);
+        let able: BTreeSet<WorkerId> = self
+            .fleet
+            .iter()
+            .filter(may_want)
+            .map(|worker| worker.info.id)
+            .collect();
+        if able.is_empty() {
+            return Verdict::Later;
+        }
         let (board, turn) = self.survey_of(&self.imagined(id, turns, prefix.clone()), turns + 1);
         let enough = self.config.limits.base_tokens;
-        let wants = |worker: &&WorkerView| {
-            worker.role.decodes()
-                && worker.lacks(&turn) >= enough
-                && u64::from(prefix.tokens) <= worker.kv_tokens / POOL_PART
-                && !self.errands.rests.rests(self.now, Subject::Place(tip, worker.id))
-                && self.are_free(&[worker.id])
-        };
+        let wants = |worker: &&WorkerView| able.contains(&worker.id) && worker.lacks(&turn) >= enough;
         let ways = board.workers.iter().filter(wants).filter_map(|there| {
             let lacks = there.lacks(&turn);
             let from = self.lender(&board.workers, there, &turn);
@@ -179,11 +181,16 @@ impl Router {
         Verdict::Started
     }
 
-    /// Whether a worker decodes, has time for an errand, and lacks the block where base content ends.
-    fn may_want(&self, worker: &Worker, tip: BlockHash) -> bool {
+    /// Whether a worker decodes, has room and time for base content of so many tokens that ends in this block, and lacks that block.
+    fn may_want(&self, worker: &Worker, tip: BlockHash, tokens: u32) -> bool {
         let id = worker.info.id;
         let holds = |tier| self.residency.index.holds(id, tip, tier);
-        worker.info.role.decodes() && !holds(Tier::Gpu) && !holds(Tier::Host) && self.are_free(&[id])
+        worker.info.role.decodes()
+            && u64::from(tokens) <= worker.info.kv_tokens / POOL_PART
+            && !holds(Tier::Gpu)
+            && !holds(Tier::Host)
+            && !self.errands.rests.rests(self.now, Subject::Place(tip, id))
+            && self.are_free(&[id])
     }
 
     /// Who could lend a worker all of a prompt, if that is sooner than computing it: one that is free, over a link that is not in doubt.
