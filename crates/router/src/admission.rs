@@ -9,7 +9,7 @@
 
 use crate::action::Fetch;
 use crate::config::Limits;
-use crate::sessions::shared_blocks;
+use crate::sharing::shared_beyond;
 use homing_kv::Prompt;
 use homing_units::{RequestId, WorkerId};
 use serde::Serialize;
@@ -231,10 +231,10 @@ impl Ledger {
     pub(crate) fn reserve_tokens(&self, worker: WorkerId, prompt: &Prompt, output_tokens: u32, block_size: u32) -> u64 {
         let whole = u64::from(prompt.tokens) + u64::from(output_tokens);
         let running = self.decoding.get(&worker).into_iter().flatten();
-        let shared = running
-            .map(|other| shared_blocks(&self.bookings[other].demand.prompt.blocks, &prompt.blocks))
-            .max();
-        whole - (shared.unwrap_or(0) as u64 * u64::from(block_size)).min(u64::from(prompt.tokens))
+        let shared = running.fold(0, |most, other| {
+            shared_beyond(&self.bookings[other].demand.prompt.blocks, &prompt.blocks, most)
+        });
+        whole - (shared as u64 * u64::from(block_size)).min(u64::from(prompt.tokens))
     }
 
     fn put_on(&mut self, booking: &Booking) {

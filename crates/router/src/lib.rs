@@ -23,6 +23,7 @@ mod residency;
 mod room;
 mod router;
 mod sessions;
+mod sharing;
 pub mod speed;
 mod timers;
 

@@ -10,7 +10,7 @@
 //! loses children before parents, so whatever branches off beyond the reported length is gone too.
 
 use crate::event::KvUpdate;
-use crate::sessions::shared_blocks;
+use crate::sharing::{shared_beyond, shared_blocks};
 use homing_kv::{BlockHash, Overlap, ResidencyIndex, Tier};
 use homing_units::{Duration, Instant, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -178,12 +178,12 @@ impl Residency {
                 .max()
                 .unwrap_or(0);
             let strangers = predictions.by_age.iter().rev().take(RECENT_STRANGERS);
-            let recent = strangers
-                .map(|(_, session)| predictions.share(now, *session, prompt))
-                .max()
-                .unwrap_or(0);
-            if own.max(recent) > 0 {
-                held.entry(*worker).or_default().add_predicted(own, own.max(recent));
+            let known = held.get(worker).map_or(0, |held| held.gpu_blocks as usize);
+            let any = strangers.fold(own.max(known), |most, (_, session)| {
+                predictions.share_beyond(now, *session, prompt, most)
+            });
+            if any > 0 {
+                held.entry(*worker).or_default().add_predicted(own, any);
             }
         }
         held
@@ -247,12 +247,21 @@ impl Predictions {
 
     /// How many blocks of `prompt` lie here because of what is predicted for `session`.
     fn share(&self, now: Instant, session: SessionId, prompt: &[BlockHash]) -> usize {
+        self.held_of(now, session).map_or(0, |held| shared_blocks(held, prompt))
+    }
+
+    /// The same where only more than `floor` matters; else `floor`.
+    fn share_beyond(&self, now: Instant, session: SessionId, prompt: &[BlockHash], floor: usize) -> usize {
+        self.held_of(now, session)
+            .map_or(floor, |held| shared_beyond(held, prompt, floor))
+    }
+
+    /// What is predicted for `session`, as long as that counts.
+    fn held_of(&self, now: Instant, session: SessionId) -> Option<&[BlockHash]> {
         self.by_session
             .get(&session)
             .filter(|prediction| prediction.expires > now)
-            .map_or(0, |prediction| {
-                shared_blocks(&prediction.prompt[..prediction.held], prompt)
-            })
+            .map(|prediction| &prediction.prompt[..prediction.held])
     }
 }
 

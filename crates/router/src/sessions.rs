@@ -27,7 +27,8 @@ pub(crate) use service::Service;
 use crate::action::Path;
 use crate::event::{ClientKind, Compared, PromptId, SessionHint, Turn};
 use crate::learning::Clients;
-use homing_kv::{BlockHash, Prompt, ResidencyIndex};
+use crate::sharing::shared_blocks;
+use homing_kv::{Prompt, ResidencyIndex};
 use homing_units::{Duration, Instant, RequestId, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -505,25 +506,4 @@ fn shared_tokens(family: u64, prompt: &Prompt, index: &ResidencyIndex) -> u32 {
     let shared = index.shared_depth(family, &prompt.blocks) as u64;
     let whole = prompt.blocks.len().max(1) as u64;
     u32::try_from(u64::from(prompt.tokens) * shared / whole).map_or(prompt.tokens, |tokens| tokens.min(prompt.tokens))
-}
-
-/// How many blocks two prompts share from the start. Hashes are chained, so equality at one place means equality before it.
-pub(crate) fn shared_blocks(left: &[BlockHash], right: &[BlockHash]) -> usize {
-    let (mut shared, mut open) = (0, left.len().min(right.len()));
-    // Strangers share nothing, continuations all of the shorter one: look there first.
-    if open > 0 && left[0] != right[0] {
-        return 0;
-    }
-    if open > 0 && left[open - 1] == right[open - 1] {
-        return open;
-    }
-    while shared < open {
-        let middle = usize::midpoint(shared, open);
-        if left[middle] == right[middle] {
-            shared = middle + 1;
-        } else {
-            open = middle;
-        }
-    }
-    shared
 }

@@ -3,7 +3,7 @@
 //! Both ends do the same steps in the same order, so no prompt needs a name. A prompt that goes on from most of another
 //! takes its place, so that the table holds about one prompt a session.
 
-use crate::sessions::shared_blocks;
+use crate::sharing::shared_blocks;
 use homing_kv::BlockHash;
 use std::sync::Arc;
 
