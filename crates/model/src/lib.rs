@@ -38,6 +38,7 @@ mod quants;
 #[cfg(test)]
 mod reference;
 mod rope;
+mod seams;
 mod stream;
 mod strftime;
 mod template;

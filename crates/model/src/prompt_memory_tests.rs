@@ -3,8 +3,9 @@
 //! tokens in what users write, and a memory that is too small.
 
 use super::*;
+use crate::seams::tests::of_words;
 use crate::template::{ChatInput, ChatTemplate};
-use crate::{CHATML, ModelSpec, cached, default_cache_dir, open_vocabulary};
+use crate::{CHATML, Cut, ModelSpec, cached, default_cache_dir, open_vocabulary};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -120,6 +121,9 @@ static TOKENIZERS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
     ]);
     let mut tokenizers = vec![
         ("bytes", Tokenizer::bytes()),
+        ("words cut as by GPT-2", of_words(Cut::Gpt2)),
+        ("words cut as by SmolLM", of_words(Cut::SmolLm)),
+        ("words cut as by Llama 3", of_words(Cut::Llama3)),
         (
             "SentencePiece BPE, prefix first",
             sentence_piece(sentence_piece_bpe(), None, Some(PrependScheme::First)),
@@ -235,6 +239,10 @@ fn check(memory: &PromptMemory, name: &str, text: &str, opening: Opening) -> Enc
     let encoded = memory.encode(text, opening);
     let cold = memory.encode_cold(text, opening);
     assert_eq!(encoded.tokens, cold.tokens, "{name}, {opening:?}: {text:?}");
+    if opening == Opening::Text {
+        let whole = memory.tokenizer.encode_in_pieces(text, usize::MAX);
+        assert_eq!(cold.tokens, PromptTokens::from(whole), "{name}: {text:?}");
+    }
     assert_eq!(encoded.prompt, cold.prompt, "{name}, {opening:?}: {text:?}");
     memory.tree().check_invariants();
     encoded
@@ -259,6 +267,18 @@ proptest! {
                 apply(&mut conversations[*which], edit);
                 check(&memory, name, &conversations[*which].concat(), opening);
             }
+        }
+    }
+
+    #[test]
+    fn pieces_have_the_tokens_of_the_whole(
+        parts in prop::collection::vec(fragment(), 0..40),
+        bytes_min in prop::sample::select(vec![0usize, 1, 2, 5, 17]),
+    ) {
+        let text = parts.concat();
+        for (name, tokenizer) in TOKENIZERS.iter() {
+            let whole = tokenizer.encode_in_pieces(&text, usize::MAX);
+            assert_eq!(tokenizer.encode_in_pieces(&text, bytes_min), whole, "{name}, at least {bytes_min}: {text:?}");
         }
     }
 

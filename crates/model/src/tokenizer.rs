@@ -4,6 +4,7 @@
 //! say in UTF-8, and a stream can be cut after any token without ever showing half a character.
 
 use crate::cuts::{Cuts, Uncuttable};
+use crate::seams::{PIECE_BYTES, Seams};
 use crate::stream::StreamDecoder;
 use std::sync::Arc;
 use tokenizers::AddedToken;
@@ -28,7 +29,7 @@ const ENDS: [&str; 5] = [
 ];
 
 /// How Llama 3 cuts text before it merges.
-const LLAMA_3_PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const LLAMA_3_PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// A tokenizer. Cloning shares it.
 #[derive(Clone)]
@@ -43,6 +44,7 @@ struct Shared {
     /// Sorted.
     ends: Vec<u32>,
     cuts: Result<Cuts, Uncuttable>,
+    seams: Seams,
 }
 
 /// A token's bytes, and whether it is a control token, which is no part of the text.
@@ -169,6 +171,7 @@ impl Tokenizer {
         ends.sort_unstable();
         ends.dedup();
         let cuts = Cuts::of(&encoder);
+        let seams = Seams::of(&encoder, &cuts);
         Self {
             shared: Arc::new(Shared {
                 encoder,
@@ -176,6 +179,7 @@ impl Tokenizer {
                 bos,
                 ends,
                 cuts,
+                seams,
             }),
         }
     }
@@ -191,8 +195,22 @@ impl Tokenizer {
     /// characters).
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
-        let encoding = self.shared.encoder.encode_fast(text, false);
-        encoding.expect("a tokenizer takes any text").get_ids().to_vec()
+        self.encode_in_pieces(text, PIECE_BYTES)
+    }
+
+    /// The same in pieces of this many bytes or more, so that little is held on the way.
+    pub(crate) fn encode_in_pieces(&self, text: &str, bytes_min: usize) -> Vec<u32> {
+        let Shared {
+            encoder, cuts, seams, ..
+        } = &*self.shared;
+        let (mut ids, mut from) = (Vec::new(), 0);
+        while from < text.len() {
+            let to = seams.next(text, from, bytes_min, cuts.as_ref().ok());
+            let encoding = encoder.encode_fast(&text[from..to], false);
+            ids.extend_from_slice(encoding.expect("a tokenizer takes any text").get_ids());
+            from = to;
+        }
+        ids
     }
 
     /// The tokens of a plain prompt: [`encode`](Self::encode), after the token that begins prompts if the model has one.
@@ -206,6 +224,12 @@ impl Tokenizer {
             tokens.insert(0, bos);
         }
         tokens
+    }
+
+    /// Where a long text is cut before it is tokenised.
+    #[cfg(test)]
+    pub(crate) fn seams(&self) -> Seams {
+        self.shared.seams
     }
 
     /// Where texts may be cut.
