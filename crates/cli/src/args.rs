@@ -125,6 +125,9 @@ pub struct Worker {
     /// Batches of KV events to keep for a replay.
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub kv_replay_batches: u32,
+    /// Bytes of these batches at most; the newest is always kept.
+    #[arg(long, default_value_t = 256 << 20, value_name = "N")]
+    pub kv_replay_bytes: u32,
     /// Stop when standard input ends: set by `up`, so that no worker outlives it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,

@@ -1,6 +1,6 @@
 //! What a worker is told at its start, and what it says of itself.
 
-use crate::kv_events::REPLAY_BATCHES_MAX;
+use crate::kv_events::ReplayLimits;
 use crate::serving::Served;
 use homing_engine::StepModel;
 use homing_model::{ModelSpec, default_cache_dir};
@@ -90,9 +90,8 @@ pub struct Limits {
     pub export_lease: Duration,
     /// How long a pull may take.
     pub import_timeout: Duration,
-    /// Batches of KV events that are kept for a replay: vLLM's `buffer_steps`. A few hundred bytes to some kilobytes each, and
-    /// [`REPLAY_BYTES_MAX`](crate::REPLAY_BYTES_MAX) together at most.
-    pub replay_batches: usize,
+    /// KV events that are kept for a replay.
+    pub replay: ReplayLimits,
 }
 
 /// Where a worker is reached.
@@ -177,7 +176,7 @@ impl Default for Limits {
             max_body_bytes: 32 << 20,
             export_lease: Duration::from_secs(30),
             import_timeout: Duration::from_secs(30),
-            replay_batches: REPLAY_BATCHES_MAX,
+            replay: ReplayLimits::default(),
         }
     }
 }

@@ -18,18 +18,36 @@ use tokio_util::sync::CancellationToken;
 use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 
 /// Batches that are kept for a replay by default: vLLM's default.
-pub const REPLAY_BATCHES_MAX: usize = 10_000;
-/// Bytes of the batches that are kept for a replay at most; the newest batch is always kept.
-pub const REPLAY_BYTES_MAX: usize = 256 << 20;
+pub const REPLAY_BATCHES: usize = 10_000;
+/// Bytes of the batches that are kept for a replay by default.
+pub const REPLAY_BYTES: usize = 256 << 20;
 /// How long a replay waits for a subscriber that does not read.
 const REPLAY_SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Batches that are taken from the ring at once.
 const PUBLISHED_AT_ONCE: usize = 64;
 
+/// What is kept for a replay at most; the newest batch always is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplayLimits {
+    /// Batches: vLLM's `buffer_steps`. A few hundred bytes to some kilobytes each.
+    pub batches: usize,
+    /// Bytes of all together.
+    pub bytes: usize,
+}
+
+impl Default for ReplayLimits {
+    fn default() -> Self {
+        Self {
+            batches: REPLAY_BATCHES,
+            bytes: REPLAY_BYTES,
+        }
+    }
+}
+
 /// The last batches, numbered from 0.
 #[derive(Debug)]
 pub struct EventRing {
-    batches_max: usize,
+    limits: ReplayLimits,
     state: Mutex<RingState>,
     changed: Notify,
 }
@@ -46,11 +64,11 @@ struct RingState {
 pub type Numbered = (u64, Bytes);
 
 impl EventRing {
-    /// A ring that keeps at most so many batches, at least one.
+    /// An empty ring.
     #[must_use]
-    pub fn new(batches_max: usize) -> Self {
+    pub fn new(limits: ReplayLimits) -> Self {
         Self {
-            batches_max: batches_max.max(1),
+            limits,
             state: Mutex::default(),
             changed: Notify::new(),
         }
@@ -62,7 +80,8 @@ impl EventRing {
         state.next += 1;
         state.bytes += batch.len();
         state.batches.push_back(batch);
-        while state.batches.len() > self.batches_max || (state.bytes > REPLAY_BYTES_MAX && state.batches.len() > 1) {
+        let too_much = |state: &RingState| state.batches.len() > self.limits.batches || state.bytes > self.limits.bytes;
+        while state.batches.len() > 1 && too_much(&state) {
             let dropped = state.batches.pop_front().map_or(0, |batch| batch.len());
             state.bytes -= dropped;
         }
@@ -238,7 +257,7 @@ async fn replay(socket: &mut RouterSocket, topic: &str, ring: &EventRing, reques
     else {
         return Ok(());
     };
-    for (sequence, payload) in ring.since(start, ring.batches_max) {
+    for (sequence, payload) in ring.since(start, ring.limits.batches) {
         let frame = Frame {
             topic: topic.to_owned(),
             sequence,
@@ -267,7 +286,10 @@ mod tests {
     #[test]
     fn the_ring_keeps_the_newest() {
         const KEPT: usize = 1_000;
-        let ring = EventRing::new(KEPT);
+        let ring = EventRing::new(ReplayLimits {
+            batches: KEPT,
+            ..ReplayLimits::default()
+        });
         let count = KEPT as u64 + 5;
         (0..count).for_each(|index| ring.push(Bytes::copy_from_slice(&index.to_be_bytes())));
         assert_eq!(ring.since(0, usize::MAX).len(), KEPT);
@@ -312,10 +334,13 @@ mod tests {
 
     #[test]
     fn the_ring_is_bounded_in_bytes_too() {
-        let ring = EventRing::new(REPLAY_BATCHES_MAX);
-        (0..3).for_each(|_| ring.push(Bytes::from(vec![0; REPLAY_BYTES_MAX / 2])));
+        let ring = EventRing::new(ReplayLimits {
+            bytes: 1_000,
+            ..ReplayLimits::default()
+        });
+        (0..3).for_each(|_| ring.push(Bytes::from(vec![0; 500])));
         assert_eq!(ring.since(0, 9).iter().map(|batch| batch.0).collect::<Vec<_>>(), [1, 2]);
-        ring.push(Bytes::from(vec![0; REPLAY_BYTES_MAX + 1]));
+        ring.push(Bytes::from(vec![0; 1_001]));
         assert_eq!(ring.since(0, 9).iter().map(|batch| batch.0).collect::<Vec<_>>(), [3]);
     }
 }

@@ -23,7 +23,7 @@ mod worker;
 pub use backend::{Backend, BackendError, Choice, Chosen, Item, ModelBackend, NamedBlock, StepBackend, StepOutcome};
 pub use config::{Compute, Endpoints, Extension, Limits, Listen, Role, WorkerConfig, WorkerInfo};
 pub use http::{Probe, Released};
-pub use kv_events::{REPLAY_BATCHES_MAX, REPLAY_BYTES_MAX};
+pub use kv_events::{REPLAY_BATCHES, REPLAY_BYTES, ReplayLimits};
 pub use latency::{Histogram, Latencies};
 pub use metrics::{Counters, Status};
 pub use request::{Request, StopRules};

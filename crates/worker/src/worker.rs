@@ -5,7 +5,7 @@ use crate::config::{Compute, Endpoints, Extension, Listen, WorkerConfig, WorkerI
 use crate::engine_thread::{EngineHandle, EngineThread, Outside, PullGuard, PullSource, engine_thread};
 use crate::executor::{Executor, KvOut, PullOrder};
 use crate::http::{App, routes};
-use crate::kv_events::{EventRing, EventSockets, encode_batch};
+use crate::kv_events::{EventRing, EventSockets, ReplayLimits, encode_batch};
 use crate::metrics::{Identity, Status};
 use crate::serving::{Served, ServedEngine, unix_seconds};
 use crate::transfer::{ExportIds, PullContext, pull, release, serve};
@@ -213,7 +213,7 @@ struct Plan {
     info: WorkerInfo,
     advertise: Option<String>,
     max_body_bytes: usize,
-    replay_batches: usize,
+    replay: ReplayLimits,
 }
 
 impl Plan {
@@ -254,14 +254,14 @@ impl Plan {
             engine,
             advertise: config.advertise.clone(),
             max_body_bytes: limits.max_body_bytes,
-            replay_batches: limits.replay_batches,
+            replay: limits.replay,
         })
     }
 
     fn run(mut self, sockets: Sockets) -> Result<Worker, StartError> {
         self.info.endpoints = sockets.endpoints;
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let ring = Arc::new(EventRing::new(self.replay_batches));
+        let ring = Arc::new(EventRing::new(self.replay));
         let places = self.engine.max_running as usize + self.engine.max_waiting as usize;
         let (engine, thread) = engine_thread(places);
         let block_bytes = self.block_bytes();

@@ -24,9 +24,9 @@ const SESSIONS: usize = 96;
 /// hours of this traffic, and until then what is remembered is a matter of who happens to be there.
 const PROMPT_MEMORY_BYTES: usize = 8 << 20;
 const INDEX_BLOCKS: usize = 32_768;
-/// KV event batches that a worker keeps for a replay. The default, vLLM's 10,000, takes some 10 MB after ten minutes of this traffic and
-/// would be reached after the run.
-const REPLAY_BATCHES: &str = "1000";
+/// Bytes of KV events that a worker keeps for a replay. The default, vLLM's 10,000 batches, takes some 10 MB after ten minutes of this traffic
+/// and would be reached after the run.
+const REPLAY_BYTES: &str = "1000000";
 /// What the allocator is asked for, beside what it has built in: no thread keeps what it has freed for its next use. That is up to a megabyte
 /// a thread, now here and now there, and would hide what the program itself holds.
 const ALLOCATOR: (&str, &str) = (
@@ -58,8 +58,8 @@ impl Cluster {
                 "both",
                 "--listen",
                 "127.0.0.1:0",
-                "--kv-replay-batches",
-                REPLAY_BATCHES,
+                "--kv-replay-bytes",
+                REPLAY_BYTES,
                 "--step-model",
                 step_model,
             ];

@@ -7,7 +7,7 @@ use crate::output::say;
 use anyhow::Result;
 use homing_engine::StepModel;
 use homing_model::{ModelSpec, default_cache_dir};
-use homing_worker::{Compute, Limits, Listen, Role, StartError, Worker, WorkerConfig};
+use homing_worker::{Compute, Limits, Listen, ReplayLimits, Role, StartError, Worker, WorkerConfig};
 use std::path::Path;
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,10 @@ pub fn run(args: args::Worker) -> Result<()> {
         kv_tokens: args.engine.kv_tokens,
         block_size: args.engine.block_size,
         limits: Limits {
-            replay_batches: args.kv_replay_batches as usize,
+            replay: ReplayLimits {
+                batches: args.kv_replay_batches as usize,
+                bytes: args.kv_replay_bytes as usize,
+            },
             ..Limits::default()
         },
         ..WorkerConfig::default()
