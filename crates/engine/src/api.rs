@@ -74,6 +74,9 @@ pub enum Input {
     /// lead to nothing else are the first to go when room is needed. [`EngineKind::Vllm`] has no such call and takes it as
     /// the plain ack.
     ReleaseExported(RequestId),
+    /// Whoever asked for the export still wants it pulled: its lease begins anew, up to [`EngineConfig::export_renewals`] times;
+    /// then it ends when it ends. Unknown ids are ignored, and nothing is renewed that is not held yet.
+    RenewExport(RequestId),
     /// A reload that was ordered by [`Output::Reload`] has ended: the driver writes into its blocks no longer. Comes exactly
     /// once for each order, also when the request has ended meanwhile. For others it is ignored.
     ReloadDone(RequestId),

@@ -105,6 +105,7 @@ impl Engine {
             Input::StepDone(sampled) => self.step_done(&sampled),
             Input::ImportDone { id, outcome } => self.import_done(id, outcome),
             Input::ExportAck(id) => self.end_export(id, ExportEnd::Acked),
+            Input::RenewExport(id) => self.renew_export(id),
             Input::ReleaseExported(id) => self.release_exported(id),
             Input::ReloadDone(id) => self.reload_done(id),
             Input::Timeout => {}

@@ -227,5 +227,16 @@ impl Engine {
         });
         let expected: BTreeSet<_> = leases.chain(imports).collect();
         assert_eq!(self.deadlines, expected, "every lease and import has its deadline");
+        for (id, held) in &self.exports {
+            assert!(
+                held.renewals <= self.config.export_renewals,
+                "the lease of `{id}` was renewed `{}` times",
+                held.renewals
+            );
+            assert!(
+                held.lease_ends <= self.now + self.config.export_lease,
+                "the lease of `{id}` ends within its length"
+            );
+        }
     }
 }

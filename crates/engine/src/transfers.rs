@@ -1,7 +1,8 @@
 //! KV that goes out and comes in: what is held for whom, until when, and who may write where.
 //!
 //! Out: the prompt's blocks of an ended request are held until the puller acknowledges, the lease ends, or the request is
-//! aborted. In: a request takes what is cached here and all blocks for the rest of the offer at once, so two imports
+//! aborted. A lease is short, because whoever asked for it may have died; who lives renews it as long as the puller is late for
+//! a reason (it waits for a place or for room), a bounded number of times. In: a request takes what is cached here and all blocks for the rest of the offer at once, so two imports
 //! cannot each hold half of what both need; while the KV is on its way the request holds a place and is never preempted.
 //! An import that is given up leaves its blocks behind a fence: the driver may still write into them, so nobody gets them
 //! before its answer comes.
@@ -22,9 +23,32 @@ pub(crate) struct Held {
     /// Names of its whole blocks.
     pub hashes: Arc<[BlockHash]>,
     pub lease_ends: Instant,
+    /// How often its lease has begun anew.
+    pub renewals: u32,
 }
 
 impl Engine {
+    /// When the lease of an export ends; `None` where none is held.
+    #[must_use]
+    pub fn lease_ends(&self, id: RequestId) -> Option<Instant> {
+        self.exports.get(&id).map(|held| held.lease_ends)
+    }
+
+    /// The lease begins anew, unless it did so too often: who never comes must not hold the pool for ever.
+    pub(crate) fn renew_export(&mut self, id: RequestId) {
+        // What has ended by now must not live again.
+        self.expire();
+        let (now, config) = (self.now, &self.config);
+        let Some(held) = self.exports.get_mut(&id) else { return };
+        if held.renewals >= config.export_renewals {
+            return;
+        }
+        self.deadlines.remove(&(held.lease_ends, id));
+        held.renewals += 1;
+        held.lease_ends = now + config.export_lease;
+        self.deadlines.insert((held.lease_ends, id));
+    }
+
     /// Sets the blocks of an ending request's prompt aside for a puller.
     pub(crate) fn hold(&mut self, id: RequestId) -> Export {
         let lease_ends = self.now + self.config.export_lease;
@@ -41,6 +65,7 @@ impl Engine {
             blocks: blocks.clone(),
             hashes,
             lease_ends,
+            renewals: 0,
         };
         self.exports.insert(id, held);
         self.deadlines.insert((lease_ends, id));

@@ -88,6 +88,8 @@ pub struct Limits {
     pub max_body_bytes: usize,
     /// How long exported KV is held for a puller that does not come.
     pub export_lease: Duration,
+    /// How often that may begin anew, for whoever asks.
+    pub export_renewals: u32,
     /// How long a pull may take.
     pub import_timeout: Duration,
     /// KV events that are kept for a replay.
@@ -134,6 +136,8 @@ pub struct WorkerInfo {
     pub version: String,
     /// What it can be asked beyond vLLM's dialect.
     pub extensions: Vec<Extension>,
+    /// How long it holds KV for a puller that does not come, unless that is renewed; in milliseconds.
+    pub export_lease_ms: u64,
 }
 
 /// What a worker can be asked beyond vLLM's dialect. A router that does not know one leaves it alone.
@@ -144,6 +148,8 @@ pub enum Extension {
     Probe,
     /// `POST /homing/release`: nobody will pull what a request asked to be held.
     Release,
+    /// `POST /homing/renew`: somebody still will.
+    Renew,
 }
 
 impl Listen {
@@ -175,6 +181,7 @@ impl Default for Limits {
             max_context_tokens: None,
             max_body_bytes: 32 << 20,
             export_lease: Duration::from_secs(30),
+            export_renewals: 64,
             import_timeout: Duration::from_secs(30),
             replay: ReplayLimits::default(),
         }

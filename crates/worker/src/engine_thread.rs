@@ -7,7 +7,7 @@
 //! Invariant: the mailbox is bounded though its channel is not. A command is sent only by someone who holds a place:
 //! a live request (at most [`EngineHandle::places`], each with a submission, an abort, and one answer of its pull at a
 //! time), a transfer connection (bounded by the transfer server, one read at a time), an operator's call (one of
-//! [`OPERATOR_CALLS_MAX`]), or a release of an export (one of [`RELEASES_MAX`]).
+//! [`OPERATOR_CALLS_MAX`]), or a release or a renewal of an export (one of [`RELEASES_MAX`]).
 
 mod handle;
 mod names;
@@ -26,7 +26,7 @@ use handle::Reply;
 use homing_engine::api::{ExportEnd, ImportError, Reject, Transfer};
 use homing_kv::BlockHash;
 use homing_units::{BootEpoch, Duration, Instant, RequestId};
-use names::ExportNames;
+use names::{ExportNames, Named};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,7 +38,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 const COMMANDS_PER_TURN: usize = 256;
 /// Operator's calls (such as `/reset_prefix_cache`) at once.
 pub const OPERATOR_CALLS_MAX: usize = 8;
-/// Releases of exports at once; more wait for their turn.
+/// Releases and renewals of exports at once; more wait for their turn.
 pub const RELEASES_MAX: usize = 64;
 
 /// Where a request's KV is on offer.
@@ -78,6 +78,19 @@ impl Drop for PullGuard {
     }
 }
 
+/// What a renewal of an export's lease came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// It is held for so long from now on.
+    Held(Duration),
+    /// Its request has not come to its end: nothing is held yet, and nothing runs out.
+    Computing,
+    /// Its puller has it.
+    Pulled,
+    /// It is not held: its lease has ended, it was given up, or it never was.
+    Unknown,
+}
+
 /// What happens to a request, as its client sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEvent {
@@ -110,6 +123,11 @@ enum Command {
         name: String,
         _place: OwnedSemaphorePermit,
         reply: oneshot::Sender<bool>,
+    },
+    RenewExport {
+        name: String,
+        _place: OwnedSemaphorePermit,
+        reply: oneshot::Sender<Renewal>,
     },
     WriteImport {
         id: RequestId,
@@ -315,6 +333,10 @@ impl<B: Backend, O: Outside> Turn<B, O> {
                 }
                 self.answers.push(Reply::OfExport(reply, id.is_some()));
             }
+            Command::RenewExport { name, reply, .. } => {
+                let renewal = self.renew_export(now, &name);
+                self.answers.push(Reply::Renewed(reply, renewal));
+            }
             Command::WriteImport {
                 id,
                 first,
@@ -365,6 +387,24 @@ impl<B: Backend, O: Outside> Turn<B, O> {
         self.executor.submit(now, id, request);
         if was_released {
             self.executor.abort(now, id);
+        }
+    }
+
+    fn renew_export(&mut self, now: Instant, name: &str) -> Renewal {
+        let id = match self.names.find(now, name) {
+            Some(Named::Request(id)) => id,
+            Some(Named::Pulled) => return Renewal::Pulled,
+            None => return Renewal::Unknown,
+        };
+        let before = self.executor.export(id).map(|view| view.lease_ends);
+        match (before, self.executor.renew_export(now, id)) {
+            (None, _) => Renewal::Computing,
+            // It ends in this moment.
+            (Some(_), None) => Renewal::Unknown,
+            (Some(before), Some(ends)) => {
+                self.counters.exports_renewed += u64::from(ends != before);
+                Renewal::Held(ends.saturating_since(now))
+            }
         }
     }
 
@@ -441,6 +481,10 @@ impl<B: Backend, O: Outside> Turn<B, O> {
                 self.end(ended.id, RequestEvent::Ended(ended));
             }
             // Counted and published before.
+            Effect::ExportEnded {
+                id,
+                reason: ExportEnd::Acked,
+            } => self.names.pulled(self.now(), id),
             Effect::ExportEnded { id, .. } => self.names.remove(id),
             Effect::Kv(_) => {}
         }

@@ -459,6 +459,14 @@ impl<B: Backend> Executor<B> {
         self.tell(now, Input::ImportDone { id, outcome });
     }
 
+    /// Whoever asked for an export still wants it pulled: until when it is held now; `None` where it is not held.
+    pub fn renew_export(&mut self, now: Instant, id: RequestId) -> Option<Instant> {
+        self.tell(now, Input::RenewExport(id));
+        let lease_ends = self.engine.lease_ends(id)?;
+        self.transfers.renew(id, lease_ends);
+        Some(lease_ends)
+    }
+
     /// The puller has what it wanted. Unknown ids are ignored.
     pub fn export_ack(&mut self, now: Instant, id: RequestId) {
         self.tell(now, Input::ExportAck(id));

@@ -342,6 +342,33 @@ fn blocks_are_open_while_they_are_under_transfer_and_no_longer() {
     check_idle(&executor);
 }
 
+/// Bytes are read for as long as the lease lasts, renewed or not.
+#[test]
+fn what_is_renewed_can_be_read_until_its_new_end() {
+    let mut executor = executor(16);
+    executor.submit(now(), RequestId(1), request(&[7; 10], 1, Transfer::Export));
+    assert_eq!(executor.renew_export(now(), RequestId(1)), None, "it holds nothing yet");
+    let export = ended(&finish(&mut executor)).export.clone().expect("it asked for one");
+    let late = now() + Duration::from_secs(29);
+    let renewed = executor.renew_export(late, RequestId(1)).expect("it is held");
+    assert!(renewed > export.lease_ends, "{renewed} after {}", export.lease_ends);
+    assert_eq!(executor.export(RequestId(1)).map(|view| view.lease_ends), Some(renewed));
+    executor.timeout(export.lease_ends);
+    assert!(
+        executor.read_export(RequestId(1), 0).is_some(),
+        "its first end says nothing"
+    );
+    executor.timeout(renewed);
+    let effects = drain(&mut executor);
+    let [Effect::ExportEnded { reason, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(*reason, ExportEnd::LeaseEnded);
+    assert_eq!(executor.renew_export(renewed, RequestId(1)), None);
+    assert!(executor.read_export(RequestId(1), 0).is_none());
+    check_idle(&executor);
+}
+
 #[test]
 fn a_reload_that_nobody_configured_fails_its_request_and_nothing_else() {
     let config = EngineConfig {

@@ -11,7 +11,7 @@ mod release;
 mod unsupported;
 
 pub use admin::Probe;
-pub use release::Released;
+pub use release::{Released, Renewed};
 
 use crate::config::WorkerInfo;
 use crate::engine_thread::EngineHandle;
@@ -103,6 +103,7 @@ pub(crate) fn routes(app: Shared) -> Router {
         .route("/homing/info", get(admin::info))
         .route("/homing/probe", get(admin::probe))
         .route("/homing/release", post(release::release))
+        .route("/homing/renew", post(release::renew))
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(limit)

@@ -22,7 +22,7 @@ mod worker;
 
 pub use backend::{Backend, BackendError, Choice, Chosen, Item, ModelBackend, NamedBlock, StepBackend, StepOutcome};
 pub use config::{Compute, Endpoints, Extension, Limits, Listen, Role, WorkerConfig, WorkerInfo};
-pub use http::{Probe, Released};
+pub use http::{Probe, Released, Renewed};
 pub use kv_events::{REPLAY_BATCHES, REPLAY_BYTES, ReplayLimits};
 pub use latency::{Histogram, Latencies};
 pub use metrics::{Counters, Status};

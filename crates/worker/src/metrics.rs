@@ -31,6 +31,8 @@ pub struct Counters {
     pub exports_expired: u64,
     /// Exports that were given up by whoever had asked for them.
     pub exports_released: u64,
+    /// Times that a lease of theirs began anew.
+    pub exports_renewed: u64,
 }
 
 /// What is published after every turn of the engine thread.
@@ -183,6 +185,12 @@ impl Page {
             "homing:exports_released_total",
             "Exports that were given up by whoever had asked for them.",
             released,
+        );
+        let renewed = counters.exports_renewed;
+        self.counter(
+            "homing:exports_renewed_total",
+            "Times that the lease of an export began anew.",
+            renewed,
         );
         let held = load.exporting;
         self.gauge("homing:exports_held", "Requests whose KV is held for a puller.", held);

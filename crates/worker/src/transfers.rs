@@ -48,6 +48,13 @@ impl Transfers {
         self.exports.insert(view.id, (view, held));
     }
 
+    /// The lease of a prompt's blocks has begun anew.
+    pub fn renew(&mut self, id: RequestId, lease_ends: Instant) {
+        if let Some((view, _)) = self.exports.get_mut(&id) {
+            view.lease_ends = lease_ends;
+        }
+    }
+
     /// Ends reading.
     pub fn close_export(&mut self, id: RequestId) {
         self.exports.remove(&id);

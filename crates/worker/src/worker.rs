@@ -243,6 +243,7 @@ impl Plan {
                 limits.max_context_tokens.unwrap_or(fits).min(fits),
             )?,
             export_lease: limits.export_lease,
+            export_renewals: limits.export_renewals,
             import_timeout: limits.import_timeout,
             kind: EngineKind::Block,
             // A worker keeps no KV in host memory.
@@ -463,7 +464,8 @@ fn info(config: &WorkerConfig, served: &Served, engine: &EngineConfig) -> Worker
         },
         kv_events_topic: format!("kv@{}@{}", config.name, served.name),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        extensions: vec![Extension::Probe, Extension::Release],
+        extensions: vec![Extension::Probe, Extension::Release, Extension::Renew],
+        export_lease_ms: u64::try_from(engine.export_lease.as_millis()).unwrap_or(u64::MAX),
     }
 }
 

@@ -26,6 +26,8 @@ pub struct EngineConfig {
     pub max_context_tokens: u32,
     /// How long exported blocks are held for a puller that does not answer.
     pub export_lease: Duration,
+    /// How often such a lease may begin anew; see [`Input::RenewExport`](super::Input::RenewExport).
+    pub export_renewals: u32,
     /// How long an import may take before the request fails.
     pub import_timeout: Duration,
     /// Who holds KV between requests.
@@ -105,6 +107,7 @@ impl Default for EngineConfig {
             max_waiting: 4096,
             max_context_tokens: 1 << 20,
             export_lease: Duration::from_secs(30),
+            export_renewals: 64,
             import_timeout: Duration::from_secs(30),
             kind: EngineKind::Block,
             host_blocks: 0,

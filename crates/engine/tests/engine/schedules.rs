@@ -22,6 +22,7 @@ enum Operation {
     ReloadDone(usize),
     Ack(usize),
     Release(usize),
+    Renew(usize),
     Wait(u64),
     ClearCache,
 }
@@ -89,6 +90,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (0_usize..8).prop_map(Operation::ReloadDone),
         2 => (0_usize..8).prop_map(Operation::Ack),
         1 => (0_usize..8).prop_map(Operation::Release),
+        2 => (0_usize..8).prop_map(Operation::Renew),
         1 => (0_u64..1500).prop_map(Operation::Wait),
         1 => Just(Operation::ClearCache),
     ]
@@ -186,6 +188,12 @@ impl Play {
                 let export = self.driver.exports.keys().nth(*index).copied();
                 if let Some(id) = export {
                     self.driver.input(Input::ReleaseExported(id));
+                }
+            }
+            Operation::Renew(index) => {
+                let export = self.driver.exports.keys().nth(*index).copied();
+                if let Some(id) = export {
+                    self.driver.input(Input::RenewExport(id));
                 }
             }
             Operation::Ack(index) => {

@@ -2,7 +2,7 @@
 
 use crate::driver::{Driver, small, tokens};
 use homing_engine::api::{EngineConfig, FinishReason, ImportError, Input, Reject, Transfer};
-use homing_units::RequestId;
+use homing_units::{Instant, RequestId};
 
 fn import(tokens: u32) -> Transfer {
     Transfer::Import { tokens }
@@ -43,6 +43,61 @@ fn an_export_ends_with_its_lease_or_with_an_abort() {
         driver.log.last().map(String::as_str),
         Some("export ended r1 LeaseEnded")
     );
+    driver.assert_idle();
+}
+
+/// One that is late for a reason, and says so just before each end.
+#[test]
+fn a_lease_that_is_renewed_ends_later_but_not_for_ever() {
+    let config = EngineConfig {
+        export_renewals: 3,
+        ..small(10)
+    };
+    let lease = config.export_lease;
+    let mut driver = Driver::new(config);
+    let id = driver.submit(1, &tokens(1, 10), 1, Transfer::Export);
+    driver.run();
+    let first = driver.engine.lease_ends(id).expect("it is held");
+    let mut ends = first;
+    for renewal in 1..=5_u32 {
+        driver.now = Instant::from_nanos(ends.as_nanos() - 1);
+        driver.input(Input::RenewExport(id));
+        let next = driver.engine.lease_ends(id).expect("it is held still");
+        let expected = if renewal <= 3 { driver.now + lease } else { ends };
+        assert_eq!(next, expected, "renewal {renewal}");
+        ends = next;
+    }
+    assert_eq!(driver.engine.poll_timeout(), Some(ends));
+    driver.advance_to_timeout();
+    assert_eq!(driver.now, ends, "at last it ends");
+    assert_eq!(
+        driver.log.last().map(String::as_str),
+        Some("export ended r1 LeaseEnded")
+    );
+    driver.assert_idle();
+}
+
+/// What is not held, or not any more at that very moment, is not brought back.
+#[test]
+fn only_what_is_held_is_renewed() {
+    let mut driver = Driver::new(small(20));
+    driver.input(Input::RenewExport(RequestId(9)));
+    let id = driver.submit(1, &tokens(1, 10), 1, Transfer::Export);
+    driver.input(Input::RenewExport(id));
+    assert_eq!(driver.engine.lease_ends(id), None, "it is computed still");
+    driver.run();
+    driver.now = driver.engine.lease_ends(id).expect("it is held");
+    driver.input(Input::RenewExport(id));
+    assert_eq!(
+        driver.log.last().map(String::as_str),
+        Some("export ended r1 LeaseEnded"),
+        "a renewal in the moment of its end comes too late"
+    );
+    let acked = driver.submit(2, &tokens(2, 10), 1, Transfer::Export);
+    driver.run();
+    driver.ack(acked);
+    driver.input(Input::RenewExport(acked));
+    assert_eq!(driver.engine.lease_ends(acked), None);
     driver.assert_idle();
 }
 

@@ -1,6 +1,6 @@
 //! How everyone else reaches the engine thread.
 
-use super::{Command, ExportChunk, OPERATOR_CALLS_MAX, PullSource, RELEASES_MAX, RequestEvent, Submission};
+use super::{Command, ExportChunk, OPERATOR_CALLS_MAX, PullSource, RELEASES_MAX, Renewal, RequestEvent, Submission};
 use crate::metrics::Status;
 use crate::request::Request;
 use crate::transfers::ExportView;
@@ -191,6 +191,16 @@ impl EngineHandle {
         self.ask(|reply| Command::ReleaseExport { name, _place, reply }).await
     }
 
+    /// Begins the lease anew of what a request of this name asked to be held.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub async fn renew_export(&self, name: String) -> Result<Renewal, EngineStopped> {
+        let place = self.shared.releases.clone().acquire_owned().await;
+        let _place = place.map_err(|_| EngineStopped)?;
+        self.ask(|reply| Command::RenewExport { name, _place, reply }).await
+    }
+
     /// Stores pulled blocks from index `first` of the prompt on.
     ///
     /// # Errors
@@ -276,6 +286,8 @@ pub(super) enum Reply {
     Cleared(oneshot::Sender<()>),
     /// Whether there was an export that ended.
     OfExport(oneshot::Sender<bool>, bool),
+    /// What a renewal came to.
+    Renewed(oneshot::Sender<Renewal>, Renewal),
 }
 
 impl Reply {
@@ -284,6 +296,7 @@ impl Reply {
         match self {
             Self::Cleared(reply) => drop(reply.send(())),
             Self::OfExport(reply, was_there) => drop(reply.send(was_there)),
+            Self::Renewed(reply, renewal) => drop(reply.send(renewal)),
         }
     }
 }

@@ -8,6 +8,7 @@ use homing_wire::metrics_text::names;
 use homing_worker::{Limits, Listen, Worker, WorkerConfig};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
+use std::time::Instant;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -557,13 +558,109 @@ async fn a_release_that_comes_before_its_request_holds_for_it() {
     trio.end().await;
 }
 
+/// The renewal of what a request of this name asked for, said to this life.
+async fn renew(client: &Client, name: &str, epoch: BootEpoch) -> Answer {
+    let body = json!({"request_id": name, "boot_epoch": epoch});
+    client.post("/homing/renew", &body).await
+}
+
+/// Held, pulled, and gone are told apart: whoever waits for the pull must know which.
 #[tokio::test]
-async fn a_release_that_makes_no_sense_is_refused() {
+async fn a_renewal_says_what_has_become_of_an_export() {
+    let trio = Trio::new(|name| tiny(name, 128)).await;
+    let (p, epoch) = (&trio.p, trio.workers[0].info().epoch);
+    let gone = |answer: &Answer, code: &str| {
+        assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (404, &json!(code)));
+    };
+    gone(&renew(p, "leg", epoch).await, "unknown_export");
+    let own = prompt(1, 150);
+    let body = greedy(&own, 1, json!({"do_remote_decode": true})).to_string();
+    let ask = async || {
+        let named = [("x-request-id", "leg")];
+        p.send("POST", "/v1/completions", &named, body.clone().into()).await
+    };
+    let params = ask().await.json()["kv_transfer_params"].clone();
+    gone(&renew(p, "leg", BootEpoch(epoch.0 + 1)).await, "other_life");
+    let held = renew(p, "leg", epoch).await.json();
+    assert_eq!(held["state"], "held");
+    let lease = 10 * PATIENCE;
+    assert!(
+        held["lease_ms"]
+            .as_u64()
+            .is_some_and(|left| u128::from(left) > lease.as_millis() - 1_000),
+        "{held}"
+    );
+    trio.d1.greedy(&own, 4, params).await;
+    assert_eq!(renew(p, "leg", epoch).await.json(), json!({"state": "pulled"}));
+    ask().await;
+    assert_eq!(
+        renew(p, "leg", epoch).await.json()["state"],
+        "held",
+        "another of that name"
+    );
+    release(p, "leg", epoch).await;
+    p.until_idle().await;
+    // The first of that name was pulled: what was given up must not be taken for it.
+    gone(&renew(p, "leg", epoch).await, "unknown_export");
+    assert_eq!(p.metrics().await.sum("homing:exports_renewed_total"), Some(2.0));
+    trio.end().await;
+}
+
+/// A lease that nobody lets end, and then one that nobody renews.
+#[tokio::test]
+async fn a_lease_that_is_renewed_outlasts_itself() {
+    let lease = Duration::from_millis(500);
+    let config = tiny("p", 128);
+    let limits = Limits {
+        export_lease: lease,
+        export_renewals: u32::MAX,
+        ..config.limits.clone()
+    };
+    let worker = start(WorkerConfig { limits, ..config }).await;
+    let (p, epoch) = (Client::of(&worker), worker.info().epoch);
+    let body = greedy(&prompt(1, 150), 1, json!({"do_remote_decode": true})).to_string();
+    let named = [("x-request-id", "held")];
+    assert_eq!(p.send("POST", "/v1/completions", &named, body.into()).await.status, 200);
+    let began = Instant::now();
+    while began.elapsed() < 2 * lease {
+        assert_eq!(renew(&p, "held", epoch).await.json()["state"], "held");
+    }
+    assert_eq!(p.probe().await.load.exporting, 1, "two leases later it is held still");
+    p.until_idle().await;
+    assert_eq!(p.metrics().await.sum(names::NIXL_KV_EXPIRED_REQUESTS), Some(1.0));
+    assert_eq!(renew(&p, "held", epoch).await.status, 404);
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_renewal_of_what_is_computed_still_waits_for_nothing() {
+    let trio = Trio::new(steps).await;
+    let (p, epoch) = (&trio.p, trio.workers[0].info().epoch);
+    // Seconds of modelled prefill.
+    let body = greedy(&prompt(1, 400_000), 1, json!({"do_remote_decode": true})).to_string();
+    let asked = tokio::spawn({
+        let p = p.clone();
+        async move {
+            p.send("POST", "/v1/completions", &[("x-request-id", "long")], body.into())
+                .await
+        }
+    });
+    p.until("it runs", |probe| probe.load.running == 1).await;
+    assert_eq!(renew(p, "long", epoch).await.json(), json!({"state": "computing"}));
+    release(p, "long", epoch).await;
+    assert_eq!(asked.await.expect("it is answered").status, 503);
+    trio.end().await;
+}
+
+#[tokio::test]
+async fn a_release_or_renewal_that_makes_no_sense_is_refused() {
     let trio = Trio::new(|name| tiny(name, 16)).await;
     let check = async |body: Value, status: u16| {
-        let answer = trio.p.post("/homing/release", &body).await;
-        assert_eq!(answer.status.as_u16(), status, "{body}: {answer:?}");
-        answer.error();
+        for path in ["/homing/release", "/homing/renew"] {
+            let answer = trio.p.post(path, &body).await;
+            assert_eq!(answer.status.as_u16(), status, "{path} {body}: {answer:?}");
+            answer.error();
+        }
     };
     check(json!({}), 400).await;
     check(json!([]), 400).await;
