@@ -16,7 +16,7 @@ pub struct Args {
     /// Only what shows that the document can be made; it is printed, and the file stays as it is.
     #[arg(long)]
     quick: bool,
-    /// Only the knees, over two seeds.
+    /// Only the knees and what is beyond, over two seeds.
     #[arg(long, conflicts_with = "quick")]
     brief: bool,
     /// A file in which outcomes are kept, so that an interrupted run goes on; for one build only.

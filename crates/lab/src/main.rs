@@ -21,7 +21,7 @@ struct Cli {
     /// Of these results only what shows that they can be made.
     #[arg(long, requires = "results")]
     quick: bool,
-    /// Of these results only the knees, over two seeds.
+    /// Of these results only the knees and what is beyond, over two seeds.
     #[arg(long, requires = "results", conflicts_with = "quick")]
     brief: bool,
     /// A file in which outcomes are kept, for a comparison that goes on later with the same build.

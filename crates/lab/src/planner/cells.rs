@@ -105,14 +105,14 @@ const FULL: [Family; 6] = [
     },
     Family {
         key: "agents",
-        name: "60 agents, generated",
-        trace: "gen:agent:sessions=60",
+        name: "200 agents, generated",
+        trace: "gen:agent:sessions=200",
         time_scale: 1,
         max_context: Some(600_000),
         sessions: None,
         shapes: &["h200x8-dp", "h200x8-2p6d"],
         host: Some("256GiB"),
-        loads: Loads::Live(&[8, 16, 32, 48, 60]),
+        loads: Loads::Live(&[8, 16, 32, 48, 64, 80, 96, 128]),
     },
     Family {
         key: "recorded-agents",
@@ -214,7 +214,7 @@ impl Cell {
     #[must_use]
     pub(super) fn is_brief(&self) -> bool {
         let first = self.cluster.starts_with(self.family.shapes[0]);
-        matches!(self.level, Level::Knee | Level::Recorded) && (first || !self.cluster.contains(":host="))
+        self.is_heavy() && (first || !self.cluster.contains(":host="))
     }
 
     /// Its heading.
