@@ -5,8 +5,9 @@
 //! of bytes, and SentencePiece's `▁` and `<0xNN>`. Truncation and padding that a file asks for are not done: engines do
 //! neither.
 
+use crate::alphabet::spelled_bytes;
 use crate::template::{ChatTemplate, TemplateError};
-use crate::tokenizer::{Token, Tokenizer, ends_answers, spelled_bytes};
+use crate::tokenizer::{Token, Tokenizer, ends_answers};
 use crate::vocabulary::Vocabulary;
 use serde_json::Value as Json;
 use std::collections::HashMap;

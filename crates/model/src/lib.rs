@@ -14,6 +14,7 @@
     reason = "float32 arithmetic on counts far below 2^24"
 )]
 
+mod alphabet;
 mod attention;
 mod chat_value;
 mod config;

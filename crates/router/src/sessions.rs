@@ -27,7 +27,7 @@ pub(crate) use service::Service;
 use crate::action::Path;
 use crate::event::{ClientKind, Compared, PromptId, SessionHint, Turn};
 use crate::learning::Clients;
-use crate::sharing::shared_blocks;
+use crate::sharing::{shared_blocks, shared_tokens};
 use homing_kv::{Prompt, ResidencyIndex};
 use homing_units::{Duration, Instant, RequestId, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -499,11 +499,4 @@ impl Sessions {
             homed.remove(session);
         }
     }
-}
-
-/// Tokens at the prompt's beginning that other families show too.
-fn shared_tokens(family: u64, prompt: &Prompt, index: &ResidencyIndex) -> u32 {
-    let shared = index.shared_depth(family, &prompt.blocks) as u64;
-    let whole = prompt.blocks.len().max(1) as u64;
-    u32::try_from(u64::from(prompt.tokens) * shared / whole).map_or(prompt.tokens, |tokens| tokens.min(prompt.tokens))
 }

@@ -1,8 +1,8 @@
-//! How much two prompts share from the start.
+//! How much prompts share from the start: one with another, or with those of other families.
 //!
 //! Hashes are chained, so equality at one place means equality before it: a few looks tell what a walk would.
 
-use homing_kv::BlockHash;
+use homing_kv::{BlockHash, Prompt, ResidencyIndex};
 
 /// How many blocks two prompts share from the start.
 pub(crate) fn shared_blocks(left: &[BlockHash], right: &[BlockHash]) -> usize {
@@ -31,6 +31,13 @@ pub(crate) fn shared_beyond(left: &[BlockHash], right: &[BlockHash], floor: usiz
         }
     }
     shared
+}
+
+/// Tokens at the prompt's beginning that other families show too.
+pub(crate) fn shared_tokens(family: u64, prompt: &Prompt, index: &ResidencyIndex) -> u32 {
+    let shared = index.shared_depth(family, &prompt.blocks) as u64;
+    let whole = prompt.blocks.len().max(1) as u64;
+    u32::try_from(u64::from(prompt.tokens) * shared / whole).map_or(prompt.tokens, |tokens| tokens.min(prompt.tokens))
 }
 
 #[cfg(test)]

@@ -1,24 +1,28 @@
 //! From a client's bytes to a turn: validated, tokenised, hashed; everything that can be wrong with it found before the
 //! core hears of it.
 
+mod parsed;
+
+use parsed::{COMPLETION_TOKENS, Tokenised};
+pub(crate) use parsed::{Comparison, Parsed, Source};
+
 use super::dialect::Dialect;
 use super::errands::prompts::Remembered;
 use super::exactness::{Blocker, blocker, renders_specially};
 use super::legs::{Endpoint, LegPrompt};
-use super::session::{SessionName, session_of};
+use super::session::SessionName;
 use crate::error::Rejection;
 use crate::prefix::canonical::Canonical;
-use crate::prefix::outline::{Fresh, SYSTEM_ROLES};
+use crate::prefix::outline::Fresh;
 use crate::shell::Shell;
-use crate::tails::{OPENING_TOKENS, Tails};
-use crate::tokenise::{Encoding, Text, Words, encode, unix_seconds};
+use crate::tokenise::{Text, Words, encode, unix_seconds};
 use bytes::Bytes;
 use homing_kv::Prompt;
-use homing_model::{ChatValue, EncodedPrompt, PromptTokens};
+use homing_model::{EncodedPrompt, PromptTokens};
 use homing_router::event::{Compared, Leg, LegId, Turn};
 use homing_units::{Instant, RequestId};
 use homing_wire::anthropic;
-use homing_wire::openai::{AnswerEdit, ApiError, Body, ChatRequest, CompletionRequest, GenerationParams, PromptInput};
+use homing_wire::openai::{AnswerEdit, ApiError, Body, GenerationParams};
 use homing_wire::responses::Echo;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use std::sync::Arc;
@@ -31,9 +35,6 @@ const FORWARDED: [HeaderName; 3] = [
 ];
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-
-/// Tokens of a completion that does not say how many, as OpenAI has it and engines do.
-const COMPLETION_TOKENS: u32 = 16;
 
 /// A client's request, ready to be planned.
 #[derive(Debug)]
@@ -73,114 +74,6 @@ pub(crate) struct TurnRequest {
     /// Whether the engine may have rendered the prompt otherwise than the router.
     pub(crate) renders_specially: bool,
     headers: HeaderMap,
-}
-
-/// Where a request's bytes come from, and what is done to them.
-pub(crate) struct Source<'a> {
-    pub(crate) dialect: Dialect,
-    pub(crate) headers: &'a HeaderMap,
-    pub(crate) canonical: Option<&'a Canonical>,
-}
-
-/// What is known of a request before its tokens are.
-pub(crate) struct Parsed {
-    body: Body,
-    original: Option<Body>,
-    fresh: Fresh,
-    echo: Echo,
-    session: SessionName,
-    params: GenerationParams,
-    text: Text,
-    /// Where the router has the model's vocabulary, or the client sent tokens.
-    tokenised: Option<Tokenised>,
-}
-
-/// A prompt's tokens, and its blocks.
-struct Tokenised {
-    tokens: PromptTokens,
-    prompt: Prompt,
-    compared: Compared,
-}
-
-/// What turns tokens into a prompt.
-#[derive(Clone)]
-pub(crate) struct Comparison {
-    pub(crate) block_size: u32,
-    pub(crate) tails: Arc<Tails>,
-    /// Tokens at a prompt's end that only open the answer, at most.
-    pub(crate) opening: usize,
-}
-
-impl Comparison {
-    pub(crate) const fn new(endpoint: Endpoint, block_size: u32, tails: Arc<Tails>) -> Self {
-        Self {
-            block_size,
-            tails,
-            opening: match endpoint {
-                Endpoint::Chat => OPENING_TOKENS,
-                Endpoint::Completions => 0,
-            },
-        }
-    }
-}
-
-impl Parsed {
-    /// All that is done to a request's bytes before the core hears of it, where the router has the model's vocabulary.
-    ///
-    /// # Errors
-    /// The request is malformed, or cannot be rendered.
-    pub(crate) fn of_bytes(
-        source: &Source<'_>,
-        bytes: &Bytes,
-        words: Option<&Words>,
-        comparison: &Comparison,
-    ) -> Result<Self, ApiError> {
-        let parsed = Self::of_near_bytes(source, bytes, words, comparison, usize::MAX)?;
-        Ok(parsed.expect("no text is longer than the largest number"))
-    }
-
-    /// The same, unless more than so many bytes of its text are new.
-    fn of_near_bytes(
-        source: &Source<'_>,
-        bytes: &Bytes,
-        words: Option<&Words>,
-        comparison: &Comparison,
-        new_bytes_max: usize,
-    ) -> Result<Option<Self>, ApiError> {
-        let received = read_body(source, bytes)?;
-        parse(source.dialect, received, words, comparison, new_bytes_max)
-    }
-
-    /// The turn as the core sees it; `None` where an engine has to tokenise it first.
-    pub(crate) fn turn(&self, request: RequestId) -> Option<Turn> {
-        let tokenised = self.tokenised.as_ref()?;
-        Some(Turn {
-            request,
-            session: self.session.hint,
-            prompt: tokenised.prompt.clone(),
-            compared: Some(tokenised.compared),
-            max_output_tokens: self.params.max_tokens.unwrap_or(COMPLETION_TOKENS),
-            priority: self.params.priority,
-            kind: self.session.kind(),
-        })
-    }
-}
-
-impl Tokenised {
-    fn new(encoded: EncodedPrompt, comparison: &Comparison) -> Result<Self, ApiError> {
-        let EncodedPrompt { tokens, prompt, .. } = encoded;
-        if tokens.is_empty() {
-            return Err(ApiError::invalid("the prompt has no tokens, expected one or more"));
-        }
-        let compared = comparison
-            .tails
-            .compare(&tokens, &prompt, comparison.block_size, comparison.opening);
-        Ok(Self {
-            tokens,
-            prompt,
-            compared,
-        })
-    }
 }
 
 /// Bodies up to this size are read where they arrive: that takes three tenths of a millisecond at most.
@@ -398,133 +291,6 @@ pub(crate) async fn count_message_tokens(shell: &Shell, bytes: Bytes) -> Result<
         Some(tokens) => Ok(tokens.len()),
         None => Ok(shell.tokeniser.ask(&text).await?.len()),
     }
-}
-
-/// A request in the engine's dialect, and what the client's own says beyond it.
-struct Received {
-    body: Body,
-    original: Option<Body>,
-    echo: Echo,
-    session: SessionName,
-}
-
-fn read_body(source: &Source<'_>, bytes: &Bytes) -> Result<Received, ApiError> {
-    let Source {
-        dialect,
-        headers,
-        canonical,
-    } = *source;
-    let body = Body::parse(bytes).map_err(|error| error.with_code("invalid_json"))?;
-    let session = session_of(headers, &body)?;
-    let original = (dialect.is_translated() && canonical.is_none()).then(|| body.clone());
-    let (mut body, echo) = dialect.to_engine(body)?;
-    if let Some(canonical) = canonical {
-        canonical.apply(&mut body);
-    }
-    Ok(Received {
-        body,
-        original,
-        echo,
-        session,
-    })
-}
-
-fn parse(
-    dialect: Dialect,
-    received: Received,
-    words: Option<&Words>,
-    comparison: &Comparison,
-    new_bytes_max: usize,
-) -> Result<Option<Parsed>, ApiError> {
-    let Received {
-        body,
-        original,
-        echo,
-        session,
-    } = received;
-    let Asked {
-        params,
-        text,
-        messages,
-        system_text,
-        values,
-    } = asked(dialect.endpoint(), &body, words.is_some())?;
-    let encoded = match (&text, words) {
-        (Text::Tokens(tokens), _) => Some(EncodedPrompt::of_tokens(tokens.clone(), comparison.block_size)),
-        (_, Some(words)) => match words.encode(&text, values, new_bytes_max)? {
-            Encoding::Done(encoded) => Some(encoded),
-            Encoding::TooNew => return Ok(None),
-            Encoding::Unknown => None,
-        },
-        (_, None) => None,
-    };
-    let tokenised = encoded.map(|encoded| Tokenised::new(encoded, comparison)).transpose()?;
-    Ok(Some(Parsed {
-        fresh: Fresh::of_chat(&body, &messages, system_text),
-        original: original.filter(|_| params.stream),
-        body,
-        echo,
-        session,
-        params,
-        text,
-        tokenised,
-    }))
-}
-
-/// What a request asks for.
-struct Asked {
-    params: GenerationParams,
-    text: Text,
-    /// The messages of a conversation, as slices of it.
-    messages: Vec<Bytes>,
-    /// The text of the first of them, empty where it is not the system's; `None` where that has not been read.
-    system_text: Option<String>,
-    /// The same as a template sees them, where it is rendered here.
-    values: Option<ChatValue>,
-}
-
-fn asked(endpoint: Endpoint, body: &Body, is_rendered: bool) -> Result<Asked, ApiError> {
-    match endpoint {
-        Endpoint::Chat => {
-            let (params, messages, system_text, values) = if is_rendered {
-                let (params, messages, values) = ChatRequest::read(body, ChatValue::is_plain_message)?;
-                let first = values.first().filter(|first| first.is_plain_message());
-                let system_text = first.map(|first| first.text_of(&SYSTEM_ROLES).unwrap_or_default());
-                (params, messages, system_text, Some(ChatValue::list(values)))
-            } else {
-                let (params, messages) = ChatRequest::check(body)?;
-                (params, messages, None, None)
-            };
-            Ok(Asked {
-                params,
-                text: Text::Chat(body.clone()),
-                messages,
-                system_text,
-                values,
-            })
-        }
-        Endpoint::Completions => {
-            let request = CompletionRequest::from_body(body)?;
-            let text = match request.prompt {
-                PromptInput::Ids(tokens) => Text::Tokens(tokens),
-                PromptInput::Text(text) => Text::Prompt {
-                    text,
-                    add_special_tokens: flag_or(body, "add_special_tokens", true)?,
-                },
-            };
-            Ok(Asked {
-                params: request.params,
-                text,
-                messages: Vec::new(),
-                system_text: None,
-                values: None,
-            })
-        }
-    }
-}
-
-fn flag_or(body: &Body, name: &str, default: bool) -> Result<bool, ApiError> {
-    Ok(body.read(name, "true or false")?.unwrap_or(default))
 }
 
 fn forwarded(headers: &HeaderMap) -> HeaderMap {
