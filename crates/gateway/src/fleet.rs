@@ -14,6 +14,7 @@ use homing_wire::transfer_offer::Life;
 use http::{HeaderName, HeaderValue};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// All engines of the configuration, by id.
 pub(crate) struct Fleet {
@@ -54,6 +55,8 @@ pub(crate) struct Known {
 pub(crate) struct Extensions {
     /// Whether it tells how much room it has.
     pub(crate) tells_room: bool,
+    /// How long it holds KV for a puller that does not come, where that can be renewed.
+    pub(crate) renewable_lease: Option<Duration>,
 }
 
 impl Known {
@@ -170,6 +173,14 @@ impl Fleet {
     pub(crate) fn release_uri(&self, worker: WorkerId) -> Option<String> {
         let member = self.member(worker)?;
         (member.spec.kind == EngineKind::Homing).then(|| member.uri("/homing/release"))
+    }
+
+    /// Where a worker is told that what it holds is wanted still, and how long it holds it otherwise; `None` where it cannot be
+    /// told.
+    pub(crate) fn renewal(&self, worker: WorkerId) -> Option<(String, Duration)> {
+        let member = self.member(worker)?;
+        let lease = member.known()?.extensions.renewable_lease?;
+        Some((member.uri("/homing/renew"), lease))
     }
 
     /// Which engine of a data-parallel server a worker is.

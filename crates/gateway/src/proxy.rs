@@ -13,6 +13,7 @@ pub(crate) mod legs;
 mod native;
 mod pair;
 pub(crate) mod release;
+mod renewal;
 pub(crate) mod session;
 mod transcript;
 mod voice;

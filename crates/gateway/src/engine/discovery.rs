@@ -28,6 +28,9 @@ struct HomingInfo {
     /// What it can be asked beyond vLLM's dialect; an earlier one does not say.
     #[serde(default)]
     extensions: Vec<String>,
+    /// 0 where it does not say.
+    #[serde(default)]
+    export_lease_ms: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -91,6 +94,8 @@ fn homing(member: &Member, body: &[u8]) -> Result<Known, String> {
     Ok(Known {
         extensions: Extensions {
             tells_room: can("probe"),
+            renewable_lease: (can("renew") && info.export_lease_ms > 0)
+                .then(|| Duration::from_millis(info.export_lease_ms)),
         },
         info: WorkerInfo {
             id: member.id,
@@ -392,8 +397,16 @@ mod tests {
         assert_eq!(known.endpoints.replay.as_deref(), Some("tcp://10.0.0.7:6"));
         assert_eq!(known.extensions, Extensions::default(), "an earlier one says none");
         let body = String::from_utf8(body.to_vec()).unwrap();
-        let body = body.replacen('{', r#"{"extensions":["probe","a-later-one"],"#, 1);
+        let body = body.replacen(
+            '{',
+            r#"{"extensions":["probe","renew","a-later-one"],"export_lease_ms":400,"#,
+            1,
+        );
         let known = homing(&fleet.members()[0], body.as_bytes()).unwrap();
-        assert!(known.extensions.tells_room);
+        let expected = Extensions {
+            tells_room: true,
+            renewable_lease: Some(Duration::from_millis(400)),
+        };
+        assert_eq!(known.extensions, expected);
     }
 }

@@ -1,7 +1,7 @@
 //! One request on its way: a task that does what the core says about it, and says what came of it.
 //!
 //! It is one loop over a closed set of news: a command of the core, the client's end, a leg of which the client does not
-//! hear, the decode leg, and the time to show the client that its request lives. It owns its legs, so that whatever ends
+//! hear, the decode leg, KV that is held for it and is gone, and the time to show the client that its request lives. It owns its legs, so that whatever ends
 //! the request ends them. It decides nothing: whether a failed leg is tried again, where, and whether the client is told is
 //! the core's answer to [`Event::LegFailed`].
 
@@ -24,9 +24,9 @@ use crate::prefix::breaks::Break;
 use crate::shell::Shell;
 use crate::turn_log::TurnLog;
 use crate::upstream::{Answer, LegError};
-use attempt::Attempt;
+use attempt::{Attempt, gone_of};
 use homing_router::action::Decision;
-use homing_router::event::Event;
+use homing_router::event::{Event, Leg};
 use homing_units::{Duration, Instant, RequestId};
 use sglang::pair_news;
 use std::sync::Arc;
@@ -74,6 +74,8 @@ enum News {
     Silent(Result<SilentAnswer, LegError>),
     Decode(DecodeNews),
     Pair(PairNews),
+    /// What this leg held for another is held no more.
+    Gone(Leg),
     /// The client of a stream has got nothing for a while.
     Quiet,
     /// The gateway does not wait for it any longer.
@@ -133,6 +135,7 @@ impl Flight {
                 News::Silent(answer) => self.silent_answered(answer).await,
                 News::Decode(news) => self.decode_said(news).await,
                 News::Pair(news) => self.pair_said(news).await,
+                News::Gone(leg) => self.held_is_gone(leg).await,
                 News::Quiet => self.show_life(),
                 News::Abandoned => {
                     self.tell(Event::ClientGone(self.request.id)).await;
@@ -147,7 +150,11 @@ impl Flight {
     async fn news(&mut self) -> News {
         let ended = self.ending.is_some();
         let Attempt {
-            silent, decode, pair, ..
+            silent,
+            decode,
+            pair,
+            holds,
+            ..
         } = &mut self.attempt;
         let blocked = self.client.is_blocked();
         let quiet_until = self.quiet_until.filter(|_| !ended && !self.client.has_part());
@@ -159,6 +166,7 @@ impl Flight {
             news = pair_news(pair), if pair.as_ref().is_some_and(Pair::is_active) => News::Pair(news),
             answer = answer_of(silent), if silent.is_some() => News::Silent(answer),
             news = news_of(decode), if decode.is_some() && !blocked => News::Decode(news),
+            leg = gone_of(holds), if !ended && holds.iter().any(|(_, held)| held.is_renewed()) => News::Gone(leg),
             () = until(quiet_until), if quiet_until.is_some() && !blocked => News::Quiet,
         }
     }

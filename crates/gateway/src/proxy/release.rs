@@ -9,14 +9,17 @@
 //! Only embedded workers can be told so; [`Fleet::release_uri`] knows.
 
 use super::abort::command;
+use super::renewal::Renewals;
 use crate::fleet::Fleet;
 use crate::upstream::Upstream;
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use homing_router::Backoff;
 use homing_units::{BootEpoch, WorkerId, rng_for};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::Full;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -47,11 +50,15 @@ pub(crate) struct Releases {
     begun: Arc<AtomicU64>,
 }
 
-/// What a leg holds, or will, for another: given up when this is dropped before it has ended.
+/// What a leg holds, or will, for another: its lease is renewed while it is waited for, and it is given up when this is dropped
+/// before it has ended.
 pub(crate) struct Hold {
     releases: Releases,
+    renewals: Option<Renewals>,
     /// Taken where there is nothing to give up any more.
     release: Option<Release>,
+    /// What keeps it from ending by itself, from when on it is held; ends when the worker says that it is gone.
+    renewal: Option<BoxFuture<'static, ()>>,
 }
 
 /// What is said, and to whom.
@@ -85,8 +92,22 @@ impl Releases {
         let epoch = self.fleet.life(worker).epoch;
         let body = json!({ "request_id": name, "boot_epoch": epoch });
         let release = command(&uri, headers, &body).map(|request| Release { worker, epoch, request });
-        let releases = self.clone();
-        Some(Hold { releases, release })
+        Some(Hold {
+            renewals: self.renewals(worker, headers, &body),
+            releases: self.clone(),
+            release,
+            renewal: None,
+        })
+    }
+
+    /// How the lease of what a leg holds is renewed, where it can be.
+    fn renewals(&self, worker: WorkerId, headers: &HeaderMap, body: &Value) -> Option<Renewals> {
+        let (uri, lease) = self.fleet.renewal(worker)?;
+        Some(Renewals {
+            upstream: self.upstream.clone(),
+            request: command(&uri, headers, body)?,
+            lease,
+        })
     }
 
     /// Says it until it is heard, in a task of its own.
@@ -138,9 +159,30 @@ impl Releases {
 }
 
 impl Hold {
-    /// It was pulled, or never was.
+    /// The worker holds it from now on, for a time that begins anew as long as this lives.
+    pub(crate) fn begins(&mut self) {
+        self.renewal = self.renewals.take().map(|renewals| renewals.run().boxed());
+    }
+
+    /// It was pulled, or never was, or is no more.
     pub(crate) fn ended(&mut self) {
         self.release = None;
+        self.renewals = None;
+        self.renewal = None;
+    }
+
+    /// Whether there is something to wait for.
+    pub(crate) const fn is_renewed(&self) -> bool {
+        self.renewal.is_some()
+    }
+
+    /// Renews the lease for as long as this is polled. Returns when the worker says that it holds nothing any more. Loses
+    /// nothing when dropped before.
+    pub(crate) async fn gone(&mut self) {
+        match &mut self.renewal {
+            Some(renewal) => renewal.await,
+            None => std::future::pending().await,
+        }
     }
 }
 

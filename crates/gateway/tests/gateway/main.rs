@@ -7,6 +7,7 @@ mod errands;
 mod failures;
 mod inputs;
 mod joins;
+mod leases;
 mod life;
 mod messages;
 mod proxy;

@@ -16,7 +16,7 @@ pub struct Real {
     pub client: Caller,
 }
 
-fn worker_config(name: &str, role: homing_worker::Role) -> WorkerConfig {
+pub fn worker_config(name: &str, role: homing_worker::Role) -> WorkerConfig {
     WorkerConfig {
         name: name.to_owned(),
         role,
@@ -61,7 +61,7 @@ async fn before(workers: Vec<WorkerSpec>) -> Gateway {
     Gateway::start(config).await.unwrap()
 }
 
-fn exact(page: &Value) -> usize {
+pub fn exact(page: &Value) -> usize {
     page["data"]
         .as_array()
         .unwrap()
@@ -96,7 +96,7 @@ async fn reached_at(prefill: String, worker: &Worker, fake: &Fake) -> (Gateway, 
 }
 
 /// Waits until the worker is in a state. Its lease of 30 s does not end before patience does.
-async fn until_worker(worker: &Worker, what: &str, holds: impl Fn(&homing_worker::Status) -> bool) {
+pub async fn until_worker(worker: &Worker, what: &str, holds: impl Fn(&homing_worker::Status) -> bool) {
     let looking = async {
         while !holds(&worker.status()) {
             tokio::task::yield_now().await;
@@ -258,7 +258,7 @@ async fn answer_alone(body: &Value) -> String {
     answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
 }
 
-fn body(messages: &Value, max_tokens: u32, stream: bool) -> Value {
+pub fn body(messages: &Value, max_tokens: u32, stream: bool) -> Value {
     json!({"messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": stream, "ignore_eos": true})
 }
 

@@ -1,8 +1,8 @@
 //! One plan's legs: sent, given up, and what comes of those of which no client hears.
 //!
 //! KV that one leg holds for another is an [`Offer`]: made from the answer of the leg that holds it, under the terms that
-//! held when that leg was sent, and used up by the leg that pulls it, if the terms hold still. What nobody will pull any more is
-//! given up at its worker at once, where the worker can be told.
+//! held when that leg was sent, and used up by the leg that pulls it, if the terms hold still. Until then its lease is renewed, and
+//! what nobody will pull any more is given up at its worker at once, where the worker can be told.
 
 use super::Flight;
 use crate::proxy::leg::{DecodeLeg, LegRequest, SilentAnswer, SilentLeg};
@@ -12,6 +12,8 @@ use crate::proxy::pair::Pair;
 use crate::proxy::release::Hold;
 use crate::upstream::LegError;
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::select_all;
 use homing_router::action::{Dispatch, KvUse};
 use homing_router::event::{Event, FailureCause, Leg, LegId};
 use homing_wire::transfer_offer::{Doubt, Offer, Terms};
@@ -25,7 +27,7 @@ pub(super) struct Attempt {
     /// KV that a leg of this attempt holds for the next one.
     offer: Option<Offer>,
     /// What legs of this attempt hold, or will, until somebody has pulled it: dropped before that, it is given up.
-    holds: Vec<(Leg, Hold)>,
+    pub(super) holds: Vec<(Leg, Hold)>,
     /// The leg under way of which no client hears; one at a time.
     pub(super) silent: Option<SilentLeg>,
     pub(super) decode: Option<DecodeLeg>,
@@ -69,11 +71,33 @@ impl Attempt {
         self.holds.drain(..).for_each(|(_, mut held)| held.ended());
     }
 
-    /// This leg was answered with an error: it holds nothing.
+    /// This leg was answered: what it was asked to hold is held.
+    fn begins_to_hold(&mut self, leg: Leg) {
+        for (_, held) in self.holds.iter_mut().filter(|(of, _)| *of == leg) {
+            held.begins();
+        }
+    }
+
+    /// This leg was answered with an error, or its worker has let go: it holds nothing.
     fn holds_nothing(&mut self, leg: Leg) {
         for (_, held) in self.holds.iter_mut().filter(|(of, _)| *of == leg) {
             held.ended();
         }
+    }
+}
+
+/// The leg whose KV is held no more. Renews the leases of what is held for as long as it is polled.
+pub(super) async fn gone_of(holds: &mut [(Leg, Hold)]) -> Leg {
+    let gone = holds.iter_mut().map(|(leg, held)| {
+        async move {
+            held.gone().await;
+            *leg
+        }
+        .boxed()
+    });
+    match gone.collect::<Vec<_>>() {
+        none if none.is_empty() => std::future::pending().await,
+        waited_for => select_all(waited_for).await.0,
     }
 }
 
@@ -203,14 +227,27 @@ impl Flight {
         }
     }
 
+    /// What a leg of this attempt held is gone: whoever was to pull it need not wait to find out.
+    pub(super) async fn held_is_gone(&mut self, leg: Leg) {
+        self.attempt.holds_nothing(leg);
+        let leg = LegId {
+            request: self.request.id,
+            attempt: self.attempt.number,
+            leg,
+        };
+        let error = LegError::new(FailureCause::Transfer, "its worker does not hold its kv any more");
+        self.leg_failed(leg, &error).await;
+    }
+
     pub(super) async fn silent_answered(&mut self, answer: Result<SilentAnswer, LegError>) {
         let Some(SilentLeg { leg, terms, .. }) = self.attempt.silent.take() else {
             return;
         };
         match &answer {
             Ok(_) if leg.leg == Leg::Fetch => self.attempt.pulled(),
+            Ok(_) => self.attempt.begins_to_hold(leg.leg),
             Err(error) if error.answer.is_some() => self.attempt.holds_nothing(leg.leg),
-            Ok(_) | Err(_) => {}
+            Err(_) => {}
         }
         let answer = answer.and_then(|SilentAnswer { held, cached_tokens }| {
             let deadline = self.shell.clock.now() + self.shell.offer;
