@@ -94,7 +94,10 @@ fn watch(args: &Args, cluster: &Cluster) -> Result<Vec<(String, Minutes)>> {
             let kib = process
                 .resident_kib()
                 .with_context(|| format!("`{name}` is gone: see its log"))?;
-            minutes.add(minute, kib);
+            // The look that ends the run would be a minute of its own.
+            if minute < args.minutes {
+                minutes.add(minute, kib);
+            }
         }
         if minute > said {
             let cell = |minutes: &Minutes| format!("{:>12}", minutes.median(said).unwrap_or_default());
