@@ -4,7 +4,7 @@ use crate::cluster::Cluster;
 use crate::fault::Fault;
 use crate::logs::Logs;
 use homing_report::{LeftOut, RunRecord};
-use homing_router::{PolicySpec, RouterConfig};
+use homing_router::{ErrandTotal, PolicySpec, RouterConfig};
 use homing_units::{Duration, Instant, RequestId};
 use homing_workload::{ReplayConfig, ReplayError, Start, Trace};
 use thiserror::Error;
@@ -80,6 +80,8 @@ pub struct SimOutcome {
     pub recording: Option<Vec<u8>>,
     /// What the limits left out of the trace.
     pub left_out: LeftOut,
+    /// What errands came to, by kind and outcome.
+    pub errands: Vec<ErrandTotal>,
 }
 
 /// Why a simulation failed.

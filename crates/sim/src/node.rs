@@ -130,6 +130,11 @@ impl Node {
         }
     }
 
+    /// How long it holds KV for a puller that does not come.
+    pub(crate) const fn lease(&self) -> Duration {
+        self.config.export_lease
+    }
+
     /// The life that it says it lives.
     pub(crate) const fn told_epoch(&self) -> BootEpoch {
         if self.hides_restarts { BootEpoch(1) } else { self.epoch }

@@ -38,6 +38,9 @@ pub struct Stack {
     /// How long a prefill worker holds KV for a decode worker that does not fetch it; `None` for the engine's 30 s. vLLM held
     /// it for 480 s before it had leases.
     pub lease: Option<Duration>,
+    /// Whether the lease of KV that is held for a leg which has not pulled it yet is renewed, as the gateway does with embedded
+    /// workers; `None` for what the engine has: [`EngineKind::Block`] can be told, the others cannot.
+    pub renews: Option<bool>,
     /// Whether the router asks each worker for its room, as the gateway does of embedded workers: from the snapshot, at no cost.
     pub tells_room: bool,
     /// What users of other systems report.
@@ -109,6 +112,15 @@ impl Default for LoopAdmission {
 }
 
 impl Stack {
+    /// Whether leases are renewed.
+    pub(crate) const fn renews_leases(&self) -> bool {
+        match (self.renews, self.engine) {
+            (Some(renews), _) => renews,
+            (None, EngineKind::Block) => true,
+            (None, EngineKind::SessionSlot(_) | EngineKind::Vllm) => false,
+        }
+    }
+
     /// Who holds KV between requests on a worker that decodes, or does not.
     pub(crate) const fn engine_of(&self, decodes: bool) -> EngineKind {
         match self.engine {

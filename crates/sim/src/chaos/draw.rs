@@ -82,6 +82,7 @@ pub(super) fn scenario(seed: u64) -> Scenario {
     config.thorough = true;
     config.faults = draw_faults(seed, &config.cluster, HORIZON);
     draw_errands(seed, &mut config);
+    draw_leases(seed, &mut config.cluster);
     Scenario { seed, trace, config }
 }
 
@@ -102,6 +103,16 @@ fn draw_errands(seed: u64, config: &mut SimConfig) {
     clocks.errand_pace = draw.millis(20, 1_000);
     clocks.errand_rest = draw.millis(50, 5_000);
     clocks.errand_rest_cap = draw.millis(500, 20_000);
+}
+
+/// Half the experiments have leases that are over in the time that legs wait here, renewed or not. Drawn apart, likewise.
+fn draw_leases(seed: u64, cluster: &mut Cluster) {
+    let draw = &mut Draw(rng_for(seed, "chaos/leases"));
+    if draw.percent(50) {
+        return;
+    }
+    cluster.stack.lease = Some(draw.millis(20, 4_000));
+    cluster.stack.renews = draw.percent(50).then(|| draw.percent(50));
 }
 
 fn cluster(draw: &mut Draw) -> Cluster {

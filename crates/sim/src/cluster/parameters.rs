@@ -12,7 +12,7 @@ use homing_engine::api::{EngineKind, SlotConfig, TrimRule};
 type Set = fn(&mut Cluster, &str) -> Result<(), ClusterError>;
 
 /// Name, an example, and what it does.
-const PARAMETERS: [(&str, &str, Set); 27] = [
+const PARAMETERS: [(&str, &str, Set); 28] = [
     ("kv", "kv=136K", |cluster, text| {
         let kv_tokens = pool("kv", tokens("kv", text)?)?;
         cluster
@@ -119,6 +119,10 @@ const PARAMETERS: [(&str, &str, Set); 27] = [
     }),
     ("lease", "lease=480s", |cluster, text| {
         cluster.stack.lease = Some(wait("lease", text)?);
+        Ok(())
+    }),
+    ("renew", "renew=off", |cluster, text| {
+        cluster.stack.renews = Some(switch("renew", text)?);
         Ok(())
     }),
     ("aborts", "aborts=300s", |cluster, text| {

@@ -99,7 +99,7 @@ fn parameters_set_what_they_say_in_any_order() {
         "h100x8-dp:poll=off:probe=2ms:admission=loop",
     );
     let spec = "h100x8-2p6d:chunk=1400:host=64GiB:pcie=45GBps:front_end=30ms:front_end_token=1us:engine=session-slot:soft_cap=8\
-                :room=told:correction_crash=on:transfer_timeout=32s:dead_peers=60s:admission=loop:probe=5ms:poll=0.5Hz";
+                :room=told:renew=on:correction_crash=on:transfer_timeout=32s:dead_peers=60s:admission=loop:probe=5ms:poll=0.5Hz";
     let cluster = Cluster::preset(spec).expect(spec);
     let EngineKind::SessionSlot(slots) = cluster.stack.engine else {
         panic!("{:?}", cluster.stack.engine)
@@ -117,7 +117,16 @@ fn parameters_set_what_they_say_in_any_order() {
         poll_every: Some(Duration::from_secs(2)),
     };
     assert_eq!(cluster.stack.admission, Some(admission));
-    assert!(cluster.stack.tells_room);
+    assert!(cluster.stack.tells_room && cluster.stack.renews_leases());
+    for (spec, expected) in [
+        ("h100x8-2p6d", true),
+        ("h100x8-2p6d:renew=off", false),
+        ("h100x8-2p6d:engine=vllm", false),
+        ("h100x8-2p6d:engine=session-slot", false),
+    ] {
+        let cluster = Cluster::preset(spec).expect(spec);
+        assert_eq!(cluster.stack.renews_leases(), expected, "{spec}");
+    }
 }
 
 #[test]

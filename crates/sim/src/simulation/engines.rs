@@ -181,14 +181,18 @@ impl Simulation<'_> {
         if let Some(leg) = self.legs.get_mut(export.id) {
             leg.exported = true;
             self.start_transfer_clock(export.id);
+            self.plan_renewal(index, export.id);
         }
     }
 
     fn export_ended(&mut self, index: usize, id: RequestId, reason: ExportEnd) {
         self.nodes[index].exports.remove(&id);
-        self.forget_leg(id);
+        let leg = self.forget_leg(id);
         if reason == ExportEnd::LeaseEnded {
             self.nodes[index].counts.transfer_errors += 1;
+            if let Some(leg) = leg {
+                self.lease_ended(index, leg.id);
+            }
         }
     }
 

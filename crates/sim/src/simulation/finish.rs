@@ -21,6 +21,7 @@ impl Simulation<'_> {
         self.records.sort_by_key(|record| record.request);
         Ok(SimOutcome {
             left_out: self.left_out(),
+            errands: self.router.view_errands(),
             run: RunRecord {
                 seed: self.config.seed,
                 requests: self.records,

@@ -12,6 +12,7 @@ mod evictions;
 mod faults;
 mod finish;
 mod handshake;
+mod leases;
 mod routing;
 mod stack;
 mod thorough;
@@ -102,6 +103,10 @@ enum Wake {
     RouterGoesOn,
     /// KV that was ready should have been fetched by now (the export's id).
     TransferTimeout(RequestId),
+    /// The lease of KV that was not pulled yet is renewed (the export's id).
+    Renew(RequestId),
+    /// The gateway hears that a lease has ended.
+    HeldNoMore(LegId),
     /// The decode worker should have had room, and the prompt been prefilled, by now (the decode leg).
     HandshakeTimeout(LegId),
     /// A process that died is started again.
@@ -322,6 +327,8 @@ impl<'a> Simulation<'a> {
             Wake::News(event) => self.news.push_back(*event),
             Wake::RouterTimer => self.router_timer(),
             Wake::Probe => self.probe(),
+            Wake::Renew(export) => self.renew_lease(export),
+            Wake::HeldNoMore(leg) => self.held_no_more(leg),
             Wake::AskRoom(index) => {
                 self.nodes[index].asked_again = false;
                 self.ask_for_room(index);

@@ -206,3 +206,18 @@ proptest! {
         }
     }
 }
+
+/// Among drawn experiments are errands of both kinds that land, fail and give way; the checkers look at each.
+#[test]
+fn drawn_experiments_run_errands_that_end_in_every_way() {
+    let mut ended = BTreeSet::new();
+    for seed in 0..400 {
+        let Scenario { trace, config, .. } = Scenario::draw(seed);
+        if config.policy.to_string().contains("errands=on") {
+            let totals = run(&trace, &config).errands;
+            ended.extend(totals.iter().map(|total| (total.kind.as_str(), total.outcome.as_str())));
+        }
+    }
+    let all = ["base", "gap"].map(|kind| ["dropped", "failed", "landed"].map(|outcome| (kind, outcome)));
+    assert_eq!(ended, all.into_iter().flatten().collect());
+}

@@ -65,6 +65,25 @@ fn a_seed_pays_for_both_workers_and_the_transfer() {
     assert_eq!(request.prefill_worker.as_deref(), Some("p0"));
 }
 
+/// A prompt of 50,000 tokens takes five seconds over a link of 1 GB/s. What is held for two seconds only has gone by then, however
+/// often it is prefilled.
+#[test]
+fn a_handoff_that_takes_longer_than_a_lease_finds_its_kv_if_the_lease_is_renewed() {
+    let trace = one_session(&[(50_000, 2)]);
+    let check = |given: &str, error: Option<&str>| {
+        let cluster = format!("h200x2-1p1d:nic=1GBps:lease=2s{given}");
+        let outcome = run(&trace, &quiet(&trace, &cluster, "pd-static"));
+        assert_eq!(outcome.run.requests[0].error.as_deref(), error, "{given}");
+        let failed = outcome.run.workers.iter().filter_map(|worker| worker.transfer_errors);
+        assert_eq!(failed.sum::<u64>() > 0, error.is_some(), "{given}");
+    };
+    check("", None);
+    check(":renew=off", Some("transfer_failed"));
+    // vLLM has nothing to renew it by.
+    check(":engine=vllm", Some("transfer_failed"));
+    check(":engine=vllm:renew=on", None);
+}
+
 #[test]
 fn a_later_turn_computes_its_tail_only() {
     let trace = one_session(&[(5_000, 2), (5_100, 2)]);
