@@ -16,6 +16,9 @@
 /// Hardware whose figures are built in, the default first.
 pub const HARDWARE: [&str; 4] = ["h200", "h100", "h20", "b200"];
 
+/// A number that is e to the minus this of another is lost where it is taken from it: a float has 53 bits.
+const LOST: f64 = 55.0 * std::f64::consts::LN_2;
+
 /// A worker's speed. All figures are seconds: of a step, for each token, or for each pair of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
@@ -41,6 +44,17 @@ pub struct Speed {
     pub moved_token_s: f64,
     /// KV of one token from host memory.
     pub reloaded_token_s: f64,
+}
+
+/// Those who decode in the steps that a prefill takes part in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Beside {
+    /// Requests.
+    batch: f64,
+    /// Tokens of their contexts.
+    context: f64,
+    /// The share of the experts that they alone leave asleep.
+    asleep: f64,
 }
 
 impl Default for Speed {
@@ -94,7 +108,17 @@ impl Speed {
     /// A step in which `batch` requests with so much context together decode, and nobody prefills.
     #[must_use]
     pub fn decode_s(&self, batch: f64, context: f64) -> f64 {
-        self.step_s(batch, 0.0, context)
+        self.beside(batch, context).step_s(self)
+    }
+
+    /// So many requests that decode with so much context together: what does not change with what is prefilled beside them.
+    #[must_use]
+    pub fn beside(&self, batch: f64, context: f64) -> Beside {
+        Beside {
+            batch,
+            context,
+            asleep: libm::exp(-self.wake * batch),
+        }
     }
 
     /// By how much the prefill of so many tokens and pairs makes the steps longer in which it takes part: what it costs each
@@ -102,22 +126,28 @@ impl Speed {
     ///
     /// In n steps of one chunk each, n * step(chunk + batch) - n * step(batch).
     #[must_use]
-    pub fn stall_s(&self, tokens: f64, pairs: f64, batch: f64) -> f64 {
+    pub fn stall_s(&self, tokens: f64, pairs: f64, beside: &Beside) -> f64 {
         if tokens <= 0.0 {
             return 0.0;
         }
-        let steps = self.steps(tokens, batch);
-        let asleep = libm::exp(-self.wake * batch) - libm::exp(-self.wake * (batch + tokens / steps));
-        steps * self.experts_s * asleep + self.token_s * tokens + self.pair_s * pairs
+        let steps = self.steps(tokens, beside.batch);
+        let chunk = tokens / steps;
+        // An exponential costs more than all the rest, and what a long chunk leaves asleep is too little to be seen.
+        let left = if self.wake * chunk > LOST {
+            0.0
+        } else {
+            libm::exp(-self.wake * (beside.batch + chunk))
+        };
+        steps * self.experts_s * (beside.asleep - left) + self.token_s * tokens + self.pair_s * pairs
     }
 
-    /// How long the prefill of so many tokens and pairs takes beside `batch` requests that decode with so much context.
+    /// How long the prefill of so many tokens and pairs takes beside those who decode.
     #[must_use]
-    pub fn prefill_s(&self, tokens: f64, pairs: f64, batch: f64, context: f64) -> f64 {
+    pub fn prefill_s(&self, tokens: f64, pairs: f64, beside: &Beside) -> f64 {
         if tokens <= 0.0 {
             return 0.0;
         }
-        self.stall_s(tokens, pairs, batch) + self.steps(tokens, batch) * self.decode_s(batch, context)
+        self.stall_s(tokens, pairs, beside) + self.steps(tokens, beside.batch) * beside.step_s(self)
     }
 
     /// Tokens of a prompt this long that a step may prefill beside `batch` requests that decode with so much context, so that it
@@ -143,6 +173,17 @@ impl Speed {
     }
 }
 
+impl Beside {
+    /// A step in which they decode, and nobody prefills.
+    #[must_use]
+    pub fn step_s(&self, speed: &Speed) -> f64 {
+        speed.base_s
+            + speed.experts_s * (1.0 - self.asleep)
+            + speed.token_s * self.batch
+            + speed.context_s * self.context
+    }
+}
+
 /// Pairs of a new token and a token that it attends to, of `new` tokens at the end of a prompt of `prompt`.
 #[must_use]
 pub fn pairs(new: u32, prompt: u32) -> f64 {
@@ -165,9 +206,18 @@ mod tests {
     fn the_built_in_figures_are_those_of_the_calibration() {
         let h20 = Speed::of("h20").expect("known");
         // The public prefill measurements that the H20's figures were fitted to.
-        check(h20.prefill_s(8_192.0, pairs(8_192, 8_192), 0.0, 0.0), 0.583);
-        check(h20.prefill_s(32_768.0, pairs(32_768, 32_768), 0.0, 0.0), 4.52);
-        check(h20.prefill_s(65_536.0, pairs(65_536, 65_536), 0.0, 0.0), 15.4);
+        check(
+            h20.prefill_s(8_192.0, pairs(8_192, 8_192), &h20.beside(0.0, 0.0)),
+            0.583,
+        );
+        check(
+            h20.prefill_s(32_768.0, pairs(32_768, 32_768), &h20.beside(0.0, 0.0)),
+            4.52,
+        );
+        check(
+            h20.prefill_s(65_536.0, pairs(65_536, 65_536), &h20.beside(0.0, 0.0)),
+            15.4,
+        );
         // Ten requests of 2,560 tokens on average on an H100: 13.1 ms a token.
         check(Speed::of("h100").expect("known").decode_s(10.0, 25_600.0), 0.0126);
         assert_eq!(Speed::of("h300"), None);
@@ -193,12 +243,27 @@ mod tests {
     fn a_prefill_stalls_others_for_what_it_adds_to_their_steps() {
         let speed = Speed::default();
         let (tokens, pairs) = (20_000.0, pairs(20_000, 20_000));
-        let alone = speed.prefill_s(tokens, pairs, 0.0, 0.0);
-        let beside = speed.prefill_s(tokens, pairs, 8.0, 100_000.0);
-        let stall = speed.stall_s(tokens, pairs, 8.0);
+        let alone = speed.prefill_s(tokens, pairs, &speed.beside(0.0, 0.0));
+        let eight = speed.beside(8.0, 100_000.0);
+        let beside = speed.prefill_s(tokens, pairs, &eight);
+        let stall = speed.stall_s(tokens, pairs, &eight);
         assert!(beside > alone && stall < beside);
         check(beside - stall, 3.0 * speed.decode_s(8.0, 100_000.0));
-        assert_eq!(speed.stall_s(0.0, 0.0, 8.0), 0.0);
-        assert_eq!(speed.prefill_s(0.0, 0.0, 8.0, 0.0), 0.0);
+        assert_eq!(speed.stall_s(0.0, 0.0, &eight), 0.0);
+        assert_eq!(speed.prefill_s(0.0, 0.0, &eight), 0.0);
+    }
+
+    #[test]
+    fn what_is_not_computed_would_not_be_seen() {
+        let speed = Speed::default();
+        for batch in [0.0, 1.0, 7.0, 40.0, 200.0] {
+            for tokens in 1..4_000 {
+                let tokens = f64::from(tokens);
+                let asleep = libm::exp(-speed.wake * batch) - libm::exp(-speed.wake * (batch + tokens));
+                let whole = speed.experts_s * asleep + speed.token_s * tokens;
+                let got = speed.stall_s(tokens, 0.0, &speed.beside(batch, 0.0));
+                assert_eq!(got.to_bits(), whole.to_bits(), "{tokens} tokens beside {batch}");
+            }
+        }
     }
 }

@@ -224,9 +224,15 @@ impl Policy for Homing {
                 },
             );
         }
-        let (mut stays, mut elsewhere): (Vec<Priced>, Vec<Priced>) = plans
-            .drain(..)
-            .partition(|plan| Some(plan.considered.plan.decode) == home);
+        let mut stays: Vec<Priced> = Vec::new();
+        plans.retain(|plan| {
+            let stays_home = Some(plan.considered.plan.decode) == home;
+            if stays_home {
+                stays.push(*plan);
+            }
+            !stays_home
+        });
+        let mut elsewhere = plans;
         stays.sort_by(|left, right| left.considered.score.total_cmp(&right.considered.score));
         let mut stays = stays.into_iter();
         let Some(stay) = stays.next() else {
@@ -247,7 +253,8 @@ impl Policy for Homing {
                 gain_s > self.config.margin_s + self.config.margin * stay.considered.score
             }
         };
-        let mut others: Vec<Considered> = elsewhere.iter().map(|plan| plan.considered).collect();
+        let looked_at = elsewhere.iter().take(plans::RANKED);
+        let mut others: Vec<Considered> = looked_at.map(|plan| plan.considered).collect();
         match away.filter(pays) {
             Some(away) => {
                 others.remove(0);

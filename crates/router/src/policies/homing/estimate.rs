@@ -2,7 +2,7 @@
 
 use super::HomingConfig;
 use crate::policies::{Board, TurnView, WorkerView};
-use crate::speed::{Speed, pairs};
+use crate::speed::{Beside, Speed, pairs};
 use homing_units::WorkerId;
 
 /// A mean gap is taken to be so long at least, in seconds: sessions that never pause have one turn in flight all the time.
@@ -30,8 +30,12 @@ pub(super) struct Place<'a> {
     pub(super) speed: Speed,
     /// Requests that decode there or will before this one does.
     pub(super) batch: f64,
-    /// Tokens of their contexts.
-    pub(super) context: f64,
+    /// They, with the tokens of their contexts.
+    pub(super) beside: Beside,
+    /// A step in which the turn decodes with them, in seconds.
+    pub(super) joined_s: f64,
+    /// Requests that decode there now.
+    decoding: Beside,
     /// Seconds until the prefill that is pending there is done.
     pub(super) queue_s: f64,
     /// Requests that decode there, on average, while a session lives there, without its own.
@@ -59,8 +63,11 @@ impl<'a> Estimate<'a> {
     /// The same with each worker as busy as it is on average, for a turn that is yet to come.
     pub(super) fn on_average(mut self) -> Self {
         for place in &mut self.places {
-            place.batch = place.company;
-            place.context = place.company * f64::from(self.turn.prompt_tokens);
+            place.is_joined(
+                place.company,
+                place.company * f64::from(self.turn.prompt_tokens),
+                self.turn,
+            );
             place.queue_s = 0.0;
         }
         self
@@ -92,35 +99,41 @@ impl<'a> Place<'a> {
     fn new(worker: &'a WorkerView, speed: Speed, turn: &TurnView, busy_share: f64) -> Self {
         let account = &worker.account;
         let batch = f64::from(account.requests.saturating_sub(account.exports));
-        let context = account.reserved_tokens as f64;
         let pending = (account.append_tokens + account.prefill_tokens) as f64;
-        let pending_s = speed.prefill_s(
-            pending,
-            account.pending_pairs as f64 * 1e6,
-            f64::from(account.decodes),
-            account.decode_tokens as f64,
-        );
+        let decoding = speed.beside(f64::from(account.decodes), account.decode_tokens as f64);
+        let pending_s = speed.prefill_s(pending, account.pending_pairs as f64 * 1e6, &decoding);
         let queue_s = (pending_s - worker.prefilling_s).max(pending_s * LEAST_LEFT);
         let wanted = worker.live_own_tokens + u64::from(turn.prompt_tokens) + u64::from(turn.expected_output_tokens);
-        Self {
+        let mut place = Self {
             worker,
             speed,
             batch,
-            context,
+            beside: decoding,
+            joined_s: 0.0,
+            decoding,
             queue_s,
             company: busy_share * f64::from(worker.live_sessions),
             arrivals: (1.0 - busy_share) * f64::from(worker.live_sessions) * turn.return_share
                 / turn.expected_gap_s.max(LEAST_GAP_S),
             demand: wanted as f64 / worker.kv_tokens.max(1) as f64,
-        }
+        };
+        place.is_joined(batch, account.reserved_tokens as f64, turn);
+        place
+    }
+
+    /// So many requests decode there before the turn does, with so many tokens of context.
+    fn is_joined(&mut self, batch: f64, context: f64, turn: &TurnView) {
+        self.batch = batch;
+        self.beside = self.speed.beside(batch, context);
+        self.joined_s = self
+            .speed
+            .decode_s(batch + 1.0, context + f64::from(turn.prompt_tokens));
     }
 
     /// How long this place takes to prefill so many tokens at the prompt's end, once it begins.
     pub(super) fn prefill_s(&self, tokens: u32, prompt_tokens: u32) -> f64 {
-        let account = &self.worker.account;
-        let (batch, context) = (f64::from(account.decodes), account.decode_tokens as f64);
         self.speed
-            .prefill_s(f64::from(tokens), pairs(tokens, prompt_tokens), batch, context)
+            .prefill_s(f64::from(tokens), pairs(tokens, prompt_tokens), &self.decoding)
     }
 
     /// Tokens of the prompt that the place may prefill without those who decode there waiting longer than this for their next
@@ -140,6 +153,6 @@ impl<'a> Place<'a> {
     /// What that prefill costs each request that decodes beside it.
     pub(super) fn stall_s(&self, tokens: u32, prompt_tokens: u32) -> f64 {
         self.speed
-            .stall_s(f64::from(tokens), pairs(tokens, prompt_tokens), self.batch)
+            .stall_s(f64::from(tokens), pairs(tokens, prompt_tokens), &self.beside)
     }
 }

@@ -17,7 +17,7 @@ use crate::policies::Considered;
 const SOURCES: usize = 3;
 
 /// So many of a turn's plans are put in order, the best ones: of a large fleet's hundreds nobody asks which comes last.
-const RANKED: usize = 48;
+pub(super) const RANKED: usize = 48;
 
 /// A plan with its price.
 #[derive(Clone, Copy, Debug)]
@@ -178,7 +178,9 @@ fn prefillers<'e, 'a>(estimate: &'e Estimate<'a>) -> Vec<Source<'e, 'a>> {
             *source = fetching;
         }
     }
-    sources.sort_by(order);
+    // They are done sooner, and none of the others is.
+    let first = sources.len().min(SOURCES);
+    sources[..first].sort_by(order);
     sources
 }
 

@@ -10,6 +10,7 @@ mod own;
 use super::cost::Cost;
 use super::estimate::{Estimate, Place};
 use super::plans::Source;
+use std::cell::LazyCell;
 
 /// The terms that hang on the place alone, whatever comes to it from elsewhere: worked out once for all plans that end there.
 #[derive(Clone, Copy, Debug)]
@@ -37,11 +38,12 @@ fn counted(counts: bool, seconds: impl FnOnce() -> f64) -> f64 {
 impl Here {
     pub(super) fn new(estimate: &Estimate<'_>, place: &Place<'_>) -> Self {
         let counts = estimate.config.terms;
+        let refill_s = LazyCell::new(|| evict::refill_s(estimate, place));
         Self {
             own_s: counted(counts.own, || own::seconds(estimate, place)),
             slower_s: counted(counts.others, || others::slower_s(estimate, place)),
-            evict_s: counted(counts.evict, || evict::seconds(estimate, place)),
-            future_s: counted(counts.future, || future::seconds(estimate, place)),
+            evict_s: counted(counts.evict, || evict::seconds(estimate, place, || *refill_s)),
+            future_s: counted(counts.future, || future::seconds(estimate, place, || *refill_s)),
         }
     }
 }

@@ -383,13 +383,13 @@ fn the_terms_are_what_their_derivations_say() {
     let tail = pairs(5_000, 20_000);
     near(
         cost.first_s,
-        speed.front_s + speed.prefill_s(5_000.0, tail, 10.0, 200_000.0),
+        speed.front_s + speed.prefill_s(5_000.0, tail, &speed.beside(10.0, 200_000.0)),
     );
     near(cost.own_s, 512.0 * speed.decode_s(11.0, 220_000.0));
     let slower = speed.decode_s(11.0, 220_000.0) - speed.decode_s(10.0, 200_000.0);
     near(
         cost.others_s,
-        10.0 * (256.0 * slower + speed.stall_s(5_000.0, tail, 10.0)),
+        10.0 * (256.0 * slower + speed.stall_s(5_000.0, tail, &speed.beside(10.0, 200_000.0))),
     );
     near(cost.evict_s, 0.0);
     let holder = plans::all(&estimate)
@@ -398,7 +398,10 @@ fn the_terms_are_what_their_derivations_say() {
     let source = holder.expect("the history can be moved").cost;
     let moved = speed.front_s + speed.setup_s + 20_000.0 * speed.moved_token_s;
     near(source.first_s, cost.first_s + moved);
-    near(source.others_s, 10.0 * speed.stall_s(5_000.0, tail, 10.0));
+    near(
+        source.others_s,
+        10.0 * speed.stall_s(5_000.0, tail, &speed.beside(10.0, 200_000.0)),
+    );
 }
 
 #[test]
@@ -448,7 +451,7 @@ fn a_long_prefill_counts_for_those_who_come_meanwhile() {
         let (config, speed) = (HomingConfig::default(), Speed::default());
         let estimate = Estimate::new(&config, &board, &turn, 0.5);
         let prefill_s = estimate.places[0].prefill_s(20_000 - held, 20_000);
-        let queue_s = speed.prefill_s(f64::from(queued), pairs(queued, queued), 0.0, 0.0);
+        let queue_s = speed.prefill_s(f64::from(queued), pairs(queued, queued), &speed.beside(0.0, 0.0));
         (alone(&estimate, &estimate.places[0]).behind_s, prefill_s, queue_s)
     };
     // Of 20 live sessions half are idle; four in five of these come back, after ten seconds on average.

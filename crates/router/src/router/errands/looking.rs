@@ -198,7 +198,9 @@ impl Router {
         let tokens = there.lacks(turn);
         let computed_s = || {
             let pairs = crate::speed::pairs(tokens, turn.prompt_tokens);
-            there.speed.prefill_s(f64::from(tokens), pairs, 0.0, 0.0)
+            there
+                .speed
+                .prefill_s(f64::from(tokens), pairs, &there.speed.beside(0.0, 0.0))
         };
         let sooner = carry_s(there, tokens) < computed_s();
         let takes = there.transfers && there.denies_seed.is_none() && (sooner || !self.computes(there));

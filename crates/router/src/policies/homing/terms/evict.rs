@@ -12,8 +12,8 @@
 
 use crate::policies::homing::estimate::{Estimate, Place};
 
-/// Seconds for which others will wait, together.
-pub(super) fn seconds(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
+/// Seconds for which others will wait, together, where it takes so many to bring a prompt like this one back.
+pub(super) fn seconds(estimate: &Estimate<'_>, place: &Place<'_>, refill_s: impl FnOnce() -> f64) -> f64 {
     let (turn, worker) = (estimate.turn, place.worker);
     let new = f64::from(turn.prompt_tokens - worker.resident_tokens.min(turn.prompt_tokens)) + estimate.output();
     let free = worker.kv_tokens.saturating_sub(worker.cached_tokens) as f64;
@@ -21,7 +21,7 @@ pub(super) fn seconds(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
     let over = (place.demand - 1.0).max(0.0) * worker.kv_tokens as f64;
     let missed = displaced.min(over);
     if missed > 0.0 {
-        missed * refill_s(estimate, place) / f64::from(turn.prompt_tokens.max(1))
+        missed * refill_s() / f64::from(turn.prompt_tokens.max(1))
     } else {
         0.0
     }

@@ -14,17 +14,16 @@
 //!
 //! Of a pool that is wanted `demand` times over, the share for which there is no room is taken to be gone when its turn comes.
 
-use super::evict::refill_s;
 use crate::policies::homing::estimate::{Estimate, Place};
 
-/// Seconds over the coming turns.
-pub(super) fn seconds(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
+/// Seconds over the coming turns, where it takes so many to bring the session's prompt back.
+pub(super) fn seconds(estimate: &Estimate<'_>, place: &Place<'_>, refill_s: impl FnOnce() -> f64) -> f64 {
     let turns = |most: f64| estimate.turn.expected_turns.min(most);
     let crowd_s = turns(estimate.config.crowd_turns) * crowd_s(estimate, place);
     if place.demand <= 1.0 {
         return crowd_s;
     }
-    let lost_s = (1.0 - 1.0 / place.demand) * refill_s(estimate, place);
+    let lost_s = (1.0 - 1.0 / place.demand) * refill_s();
     crowd_s + turns(estimate.config.future_turns) * lost_s
 }
 

@@ -13,8 +13,7 @@ use crate::policies::homing::estimate::{Estimate, Place};
 
 /// Seconds that those who decode at the place lose together by one more beside them.
 pub(super) fn slower_s(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
-    let context = place.context + f64::from(estimate.turn.prompt_tokens);
-    let growth_s = place.speed.decode_s(place.batch + 1.0, context) - place.speed.decode_s(place.batch, place.context);
+    let growth_s = place.joined_s - place.beside.step_s(&place.speed);
     place.batch * estimate.output() / 2.0 * growth_s
 }
 

@@ -6,6 +6,5 @@ use crate::policies::homing::estimate::{Estimate, Place};
 
 /// Seconds from the first token to the last.
 pub(super) fn seconds(estimate: &Estimate<'_>, place: &Place<'_>) -> f64 {
-    let context = place.context + f64::from(estimate.turn.prompt_tokens);
-    estimate.output() * place.speed.decode_s(place.batch + 1.0, context)
+    estimate.output() * place.joined_s
 }
