@@ -51,7 +51,7 @@ const CONTENDERS: usize = 3;
 pub enum Extent {
     /// Everything.
     Full,
-    /// Every family at its knee and beyond, without the prefill/decode shape with host memory, over two seeds.
+    /// Every family at its knee, without the prefill/decode shape with host memory, and beyond it, data-parallel only; over two seeds.
     Brief,
     /// One small family and one seed: to see that it works.
     Quick,

@@ -74,7 +74,7 @@ fn extent(text: &mut String, comparison: &Comparison) {
     }
     if options.extent == Extent::Brief {
         text.push_str(
-            "\nThis is the brief extent: each family at its knee and beyond only, and the prefill/decode shape without host memory only.\n",
+            "\nThis is the brief extent: each family at its knee, the prefill/decode shape without host memory only, and, data-parallel only, beyond it.\n",
         );
     }
     if !options.families.is_empty() {
