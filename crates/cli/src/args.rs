@@ -106,6 +106,18 @@ pub struct EngineArgs {
     /// Tokens in a KV block.
     #[arg(long, default_value_t = 16, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub block_size: u32,
+    /// What a worker evicts first of what no request uses.
+    #[arg(long, default_value = "lru")]
+    pub eviction: EvictionArg,
+}
+
+/// What a worker evicts first.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictionArg {
+    /// The least recently used.
+    Lru,
+    /// What is worth least to keep, by the returns of sessions that it has seen.
+    Expected,
 }
 
 /// `homing worker`

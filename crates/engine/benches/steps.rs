@@ -50,6 +50,7 @@ fn decoding(batch: u32, context: u32) -> (Engine, Step) {
                 max_output_tokens: output,
                 transfer: Transfer::None,
                 session: None,
+                owner: None,
             }),
         );
     }

@@ -5,7 +5,7 @@
 
 mod config;
 
-pub use config::{EngineConfig, EngineKind, SlotConfig, TrimRule};
+pub use config::{EngineConfig, EngineKind, Eviction, SlotConfig, TrimRule};
 
 use homing_kv::{BlockHash, BlockId, Prompt, Tier};
 use homing_units::{BootEpoch, Instant, RequestId, SessionId};
@@ -24,6 +24,18 @@ pub struct Submit {
     pub transfer: Transfer,
     /// The session whose slot may keep the KV at the end. Without slots, or without a session, it does not matter.
     pub session: Option<SessionId>,
+    /// Whose it is, as far as that is known. What is evicted first goes by it (see [`Eviction`]).
+    pub owner: Option<Owner>,
+}
+
+/// Whose a request is. Of requests without one it is known no more than that they come from somebody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// The session: one thread of prompts, each of which goes on with what the last one said, or nearly.
+    pub session: SessionId,
+    /// The kind of its client, whose sessions come back alike: the driver's number. 0, and what is beyond the few kinds that are told
+    /// apart, is any client of which nothing is known.
+    pub kind: u8,
 }
 
 /// Where a request's KV comes from and goes to.

@@ -6,7 +6,7 @@
 //! The core neither runs steps nor moves bytes, and it has no clock: time is what `handle` was last told.
 
 use crate::api::{
-    EngineConfig, EngineKind, ExportEnd, FinishReason, Finished, Input, Output, Reject, Step, Submit, Transfer,
+    EngineConfig, ExportEnd, FinishReason, Finished, Input, Output, Owner, Reject, Step, Submit, Transfer,
 };
 use crate::cache::Cache;
 use crate::load::{Load, Totals};
@@ -73,7 +73,7 @@ impl Engine {
         assert!(config.max_batch_tokens > 0, "a step computes at least one token");
         assert!(config.max_running > 0, "at least one request runs");
         Self {
-            cache: Cache::new(config.kv_blocks, host_blocks(&config), config.boot_epoch),
+            cache: Cache::new(&config),
             slots: Slots::new(config.kind),
             config,
             now: Instant::ZERO,
@@ -99,6 +99,7 @@ impl Engine {
     /// Takes one input in. `now` never goes back; an earlier one counts as the latest seen.
     pub fn handle(&mut self, now: Instant, input: Input) {
         self.now = self.now.max(now);
+        self.cache.advance(self.now);
         match input {
             Input::Submit(submit) => self.submit(submit),
             Input::Abort(id) => self.abort(id),
@@ -157,6 +158,7 @@ impl Engine {
             self.outputs.push_back(Output::Rejected { id, reason });
             return;
         }
+        self.cache.arrives(submit.owner);
         let mut sequence = Sequence::new(submit, self.next_arrival);
         self.next_arrival += 1;
         if let Some(reason) = self.enter_slot(&mut sequence) {
@@ -261,11 +263,13 @@ impl Engine {
         assert_eq!(sequence.phase, Phase::Ended, "only an ended request is removed");
         self.leave_slot(&mut sequence);
         let blocks = sequence.drop_kv();
-        self.release(&blocks);
+        self.release(&blocks, sequence.owner);
+        self.cache.leaves(&sequence, self.config.block_size);
     }
 
-    pub(crate) fn release(&mut self, blocks: &[BlockId]) {
-        self.cache.release(blocks);
+    /// Gives back what a request with this owner used.
+    pub(crate) fn release(&mut self, blocks: &[BlockId], owner: Option<Owner>) {
+        self.cache.release(blocks, owner);
         if self.slots.are_used() {
             // Slots alone hold KV between requests.
             self.cache.drop_unused(&mut self.outputs);
@@ -291,13 +295,5 @@ impl Engine {
     fn in_outstanding_step(&self, id: RequestId) -> bool {
         let items = self.outstanding.as_ref().map(|step| &step.items);
         items.is_some_and(|items| items.iter().any(|item| item.id == id))
-    }
-}
-
-/// What a session-slot engine drops is gone.
-fn host_blocks(config: &EngineConfig) -> u32 {
-    match config.kind {
-        EngineKind::Block | EngineKind::Vllm => config.host_blocks,
-        EngineKind::SessionSlot(_) => 0,
     }
 }

@@ -21,6 +21,7 @@ impl Engine {
         self.check_reloads();
         self.check_references();
         self.slots.check_invariants();
+        self.check_owners();
         self.check_phases();
         self.check_bounds();
         self.check_load();
@@ -52,6 +53,15 @@ impl Engine {
             actual, expected,
             "blocks are held by requests, exports, fences and slots alone"
         );
+    }
+
+    /// Every request of a session is known to be here.
+    fn check_owners(&self) {
+        let mut here = BTreeMap::new();
+        for owner in self.sequences.values().filter_map(|sequence| sequence.owner) {
+            *here.entry(owner.session).or_default() += 1;
+        }
+        self.cache.check_returns(&here);
     }
 
     /// Every request stands in the list of its phase and in no other.

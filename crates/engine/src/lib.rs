@@ -13,6 +13,7 @@ mod load;
 mod profiles;
 mod queue;
 mod reload;
+mod returns;
 mod scheduler;
 mod sequence;
 mod slots;

@@ -75,9 +75,10 @@ impl Engine {
     /// The driver writes into a reload's blocks no longer.
     pub(crate) fn reload_done(&mut self, id: RequestId) {
         let Some(hashes) = self.reloads.remove(&id) else { return };
-        self.cache.unlock_host(&hashes);
+        let owner = self.sequences.get(&id).and_then(|sequence| sequence.owner);
+        self.cache.unlock_host(&hashes, owner);
         if let Some(blocks) = self.fenced.remove(&id) {
-            self.release(&blocks);
+            self.release(&blocks, owner);
             return;
         }
         self.leave_phase(id);

@@ -163,6 +163,7 @@ impl Engine {
     /// Takes a reference on the cached blocks of a request that waits, if the pool has room for all its other tokens.
     pub(crate) fn lock_prefix(&mut self, id: RequestId, reserved: u64) -> Option<Vec<BlockId>> {
         let sequence = &self.sequences[&id];
+        let owner = sequence.owner;
         let needed = sequence.tokens().div_ceil(self.config.block_size);
         let hashes = if self.slots.are_used() && matches!(sequence.transfer, Transfer::Import { .. }) {
             // A seed comes whole.
@@ -176,7 +177,7 @@ impl Engine {
         if self.room_for(missing, reserved) {
             return Some(blocks);
         }
-        self.cache.release(&blocks);
+        self.cache.release(&blocks, owner);
         None
     }
 
@@ -273,12 +274,12 @@ impl Engine {
     fn preempt(&mut self, id: RequestId, plan: &mut Plan) {
         plan.withdraw(id);
         self.leave_phase(id);
-        let blocks = self.update(id, |sequence| {
+        let (blocks, owner) = self.update(id, |sequence| {
             sequence.phase = Phase::Waiting;
             sequence.usage.preemptions += 1;
-            sequence.drop_kv()
+            (sequence.drop_kv(), sequence.owner)
         });
-        self.release(&blocks);
+        self.release(&blocks, owner);
         self.waiting.insert(&self.sequences[&id], self.config.block_size);
         self.totals.preemptions += 1;
         self.outputs.push_back(Output::Preempted { id });

@@ -6,7 +6,7 @@
 //!
 //! It decides nothing and touches no pool: the scheduler does.
 
-use crate::api::{StepItem, Submit, Transfer, Usage};
+use crate::api::{Owner, StepItem, Submit, Transfer, Usage};
 use homing_kv::{BlockHash, BlockId, Prompt};
 use homing_units::{Instant, RequestId, SessionId};
 use std::borrow::Cow;
@@ -39,6 +39,7 @@ pub(crate) struct Sequence {
     pub transfer: Transfer,
     /// Whose slot may keep its KV.
     pub session: Option<SessionId>,
+    pub owner: Option<Owner>,
     /// While it is here its session's slot is in use.
     pub uses_slot: bool,
     /// Its session may have a slot for its KV even if it has none yet.
@@ -78,6 +79,7 @@ impl Sequence {
             max_output_tokens: submit.max_output_tokens,
             transfer: submit.transfer,
             session: submit.session,
+            owner: submit.owner,
             uses_slot: false,
             opens_slot: false,
             answered: false,

@@ -240,8 +240,8 @@ impl Engine {
             let partial = sequence.table.split_off(sequence.named as usize);
             let whole = std::mem::take(&mut sequence.table);
             let before = self.slots.put(session, whole, tokens);
-            self.release(&before);
-            self.release(&partial);
+            self.release(&before, None);
+            self.release(&partial, None);
             sequence.drop_kv();
         }
         if sequence.uses_slot {
@@ -294,7 +294,7 @@ impl Engine {
     pub(crate) fn drop_idle_slots(&mut self) {
         while let Some(session) = self.slots.next_idle() {
             let held = self.slots.take(session).unwrap_or_default();
-            self.cache.release(&held);
+            self.cache.release(&held, None);
         }
         self.unblock();
     }
@@ -304,7 +304,7 @@ impl Engine {
             return false;
         };
         let before = self.cache.pool().free();
-        self.release(&held);
+        self.release(&held, None);
         let blocks = self.cache.pool().free() - before;
         self.slots.trims += 1;
         self.slots.trimmed_blocks += u64::from(blocks);

@@ -190,6 +190,17 @@ pub enum StepModelError {
 }
 
 impl StepModel {
+    /// A prompt's token behind so many others takes twice as long to compute as the first one does, for what it attends to; `None` where it
+    /// takes no time. Loading the weights is not counted: a long prompt's chunks share that.
+    #[must_use]
+    pub fn cost_doubles_after_tokens(&self) -> Option<u32> {
+        let of_moe = self.moe.map(|form| (form.token_ms, form.attention_ms));
+        let of_dense = self.dense.map(|form| (form.token_ms, form.attention_ms));
+        let (token_ms, attention_ms) = of_moe.or(of_dense)?;
+        let tokens = token_ms / attention_ms;
+        (tokens.is_finite() && tokens >= 1.0).then(|| tokens.min(f64::from(u32::MAX)) as u32)
+    }
+
     /// The built-in profile of this name.
     ///
     /// # Errors

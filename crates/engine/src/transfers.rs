@@ -9,7 +9,7 @@
 //!
 //! It moves no bytes and knows no peer: the driver does.
 
-use crate::api::{EngineKind, Export, ExportEnd, FinishReason, Import, ImportError, Output, Transfer};
+use crate::api::{EngineKind, Export, ExportEnd, FinishReason, Import, ImportError, Output, Owner, Transfer};
 use crate::engine::Engine;
 use crate::sequence::Phase;
 use homing_kv::{BlockHash, BlockId};
@@ -22,6 +22,7 @@ pub(crate) struct Held {
     pub blocks: Vec<BlockId>,
     /// Names of its whole blocks.
     pub hashes: Arc<[BlockHash]>,
+    pub owner: Option<Owner>,
     pub lease_ends: Instant,
     /// How often its lease has begun anew.
     pub renewals: u32,
@@ -55,15 +56,17 @@ impl Engine {
         let sequence = self.sequences.get_mut(&id).expect("an ending request is known");
         let tokens = sequence.prompt.tokens;
         let hashes = Arc::clone(&sequence.prompt.blocks);
+        let owner = sequence.owner;
         let beyond = sequence
             .table
             .split_off(tokens.div_ceil(self.config.block_size) as usize);
         let blocks = std::mem::take(&mut sequence.table);
         // What the output filled alone is not part of the offer.
-        self.release(&beyond);
+        self.release(&beyond, owner);
         let held = Held {
             blocks: blocks.clone(),
             hashes,
+            owner,
             lease_ends,
             renewals: 0,
         };
@@ -81,7 +84,7 @@ impl Engine {
     pub(crate) fn end_export(&mut self, id: RequestId, reason: ExportEnd) {
         let Some(held) = self.exports.remove(&id) else { return };
         self.deadlines.remove(&(held.lease_ends, id));
-        self.release(&held.blocks);
+        self.release(&held.blocks, held.owner);
         self.outputs.push_back(Output::ExportEnded { id, reason });
     }
 
@@ -165,7 +168,7 @@ impl Engine {
             return;
         }
         if let Some(blocks) = self.fenced.remove(&id) {
-            self.release(&blocks);
+            self.release(&blocks, None);
             return;
         }
         if !self.importing.contains(&id) {
@@ -209,10 +212,11 @@ impl Engine {
                 unreachable!("only a request that waits for KV is given up so")
             }
         };
+        let owner = sequence.owner;
         let unordered = sequence.table.split_off(end);
         let written = sequence.table.split_off(first);
         self.fenced.insert(id, written);
-        self.release(&unordered);
+        self.release(&unordered, owner);
         self.end(id, reason);
     }
 

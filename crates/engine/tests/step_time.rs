@@ -254,6 +254,7 @@ fn closed_loop(model: &StepModel, prompt: u32, output: u32, in_flight: u64, requ
             max_output_tokens: output,
             transfer: Transfer::None,
             session: None,
+            owner: None,
         })
     };
     let mut next = in_flight;

@@ -169,10 +169,15 @@ impl Fleet {
             .is_some_and(|member| member.spec.native_apis && dialect.is_spoken_by(member.spec.kind))
     }
 
+    /// Whether a worker is one of ours.
+    pub(crate) fn is_embedded(&self, worker: WorkerId) -> bool {
+        self.member(worker)
+            .is_some_and(|member| member.spec.kind == EngineKind::Homing)
+    }
+
     /// Where a worker is told that nobody will pull what it holds; `None` for engines that have no such call.
     pub(crate) fn release_uri(&self, worker: WorkerId) -> Option<String> {
-        let member = self.member(worker)?;
-        (member.spec.kind == EngineKind::Homing).then(|| member.uri("/homing/release"))
+        self.is_embedded(worker).then(|| self.uri(worker, "/homing/release"))
     }
 
     /// Where a worker is told that what it holds is wanted still, and how long it holds it otherwise; `None` where it cannot be

@@ -1,16 +1,21 @@
-//! The host tier: which blocks lie in host memory, bounded, the least recently used first to go.
+//! The host tier: which blocks lie in host memory, bounded, the least recently used first to go, or what is worth least.
 //!
 //! A block comes here when the accelerator's pool evicts it, and it stays when it is copied back: so a block may be in
 //! both, and what is evicted a second time needs no second copy. A prompt's blocks come tail first, as the pool evicts
 //! them, so its tail is also the first to go from here. Nothing enforces that a block's parent is here too: a reload looks
 //! for the run of blocks that continues what is cached, and what lies behind a hole ages and goes.
 //!
+//! What is worth least is judged as in the pool (`order.rs`), but a block's cost counts for nothing here: of one session all blocks are
+//! worth the same, so that its tail goes before its head.
+//!
 //! Blocks that are being copied back are locked and stay until they are unlocked; where all is locked, what is evicted is
 //! lost as if there were no host tier.
 //!
 //! It holds no KV and knows no bandwidth: the driver does.
 
+use crate::order::{Densities, EvictionOrder, Expectations, Mark, Standing};
 use crate::{BlockHash, BlockMap};
+use homing_units::Instant;
 use std::collections::BTreeMap;
 
 /// The blocks in host memory.
@@ -18,8 +23,8 @@ use std::collections::BTreeMap;
 pub struct HostTier {
     capacity: u32,
     entries: BlockMap<Entry>,
-    /// What is not locked, by last use.
-    order: BTreeMap<u64, BlockHash>,
+    /// What is not locked.
+    order: EvictionOrder<BlockHash>,
     tick: u64,
 }
 
@@ -27,25 +32,56 @@ pub struct HostTier {
 struct Entry {
     used_at: u64,
     locks: u32,
+    mark: Mark,
+}
+
+impl Entry {
+    const fn standing(&self) -> Standing {
+        Standing {
+            demoted: false,
+            tick: self.used_at,
+            depth: 0,
+            mark: self.mark,
+        }
+    }
+}
+
+/// A block that the pool evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spilled {
+    /// Its name.
+    pub hash: BlockHash,
+    /// Whose it was last.
+    pub mark: Mark,
 }
 
 /// What [`HostTier::insert`] changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostChange {
-    /// Indices, ascending, of the offered blocks that are new here.
+    /// Indices, ascending, of the offered blocks that are new here and stay.
     pub stored: Vec<usize>,
-    /// Blocks that went to make room, the least recently used first.
+    /// Blocks that went to make room, in the order in which they went.
     pub removed: Vec<BlockHash>,
 }
 
 impl HostTier {
-    /// A tier of so many empty blocks; with 0 nothing is ever kept.
+    /// A tier of so many empty blocks, of which the least recently used goes first; with 0 nothing is ever kept.
     #[must_use]
     pub fn new(capacity: u32) -> Self {
+        Self::with_order(capacity, EvictionOrder::new(None))
+    }
+
+    /// A tier of so many empty blocks, of which the one that is worth least goes first.
+    #[must_use]
+    pub fn expecting(capacity: u32) -> Self {
+        Self::with_order(capacity, EvictionOrder::new(Some(Expectations::default())))
+    }
+
+    fn with_order(capacity: u32, order: EvictionOrder<BlockHash>) -> Self {
         Self {
             capacity,
             entries: BlockMap::default(),
-            order: BTreeMap::new(),
+            order,
             tick: 0,
         }
     }
@@ -80,33 +116,29 @@ impl HostTier {
         hashes.iter().take_while(|hash| self.contains(**hash)).count()
     }
 
-    /// Takes in what was evicted, in the order in which it went, the last of it as the most recently used. Blocks that are
-    /// here already are only used again. Where not all fit beside what is locked, the first of them are left out.
-    pub fn insert(&mut self, evicted: &[BlockHash]) -> HostChange {
+    /// Takes in what was evicted, in the order in which it went, the last of it as the most recently used; then what is to go first goes
+    /// until the rest fits, be it of the new blocks. Blocks that are here already are only used again. Where not all fit beside what is
+    /// locked, the first of them are left out.
+    pub fn insert(&mut self, evicted: &[Spilled]) -> HostChange {
         let mut change = HostChange::default();
         let locked = self.entries.len() - self.order.len();
         let room = self.capacity as usize - locked;
         let skipped = evicted.len().saturating_sub(room);
         let kept = &evicted[skipped..];
-        // First of all: what comes again is not what goes for the others.
-        kept.iter().for_each(|hash| self.touch(*hash));
-        for (index, hash) in kept.iter().enumerate() {
-            if self.entries.contains_key(hash) {
-                self.touch(*hash);
-                continue;
+        let mut new = BTreeMap::new();
+        for (index, spilled) in kept.iter().enumerate() {
+            if self.uses(spilled) {
+                new.insert(spilled.hash, skipped + index);
             }
-            if self.entries.len() == self.capacity as usize {
-                change.removed.push(self.evict());
-            }
-            self.tick += 1;
-            let entry = Entry {
-                used_at: self.tick,
-                locks: 0,
-            };
-            self.entries.insert(*hash, entry);
-            self.order.insert(self.tick, *hash);
-            change.stored.push(skipped + index);
         }
+        for _ in self.capacity as usize..self.entries.len() {
+            let victim = self.evict();
+            if new.remove(&victim).is_none() {
+                change.removed.push(victim);
+            }
+        }
+        change.stored = new.into_values().collect();
+        change.stored.sort_unstable();
         change
     }
 
@@ -118,18 +150,19 @@ impl HostTier {
         for hash in hashes {
             let entry = self.entries.get_mut(hash).expect("only what is here is locked");
             if entry.locks == 0 {
-                self.order.remove(&entry.used_at);
+                self.order.remove(*hash, &entry.standing());
             }
             entry.locks += 1;
         }
     }
 
     /// Takes one lock off each of these blocks of a prompt, in the prompt's order. What nobody locks any more counts as just
-    /// used, the first of them the most recently.
+    /// used, the first of them the most recently, by a session of this class;
+    /// where none is named, they are of the class that they were.
     ///
     /// # Panics
     /// If one of them is not locked.
-    pub fn unlock(&mut self, hashes: &[BlockHash]) {
+    pub fn unlock(&mut self, hashes: &[BlockHash], class: Option<u8>, now: Instant) {
         for hash in hashes.iter().rev() {
             let entry = self.entries.get_mut(hash).expect("what is locked stays");
             assert!(entry.locks > 0, "`{hash}` is locked");
@@ -137,16 +170,27 @@ impl HostTier {
             if entry.locks == 0 {
                 self.tick += 1;
                 entry.used_at = self.tick;
-                self.order.insert(self.tick, *hash);
+                entry.mark = entry.mark.used(class, now);
+                self.order.insert(*hash, entry.standing());
             }
         }
     }
 
-    /// Drops all that is not locked. Returns it, the least recently used first.
+    /// Time has passed. Without expectations it does not matter.
+    pub fn advance(&mut self, now: Instant) {
+        self.order.advance(now);
+    }
+
+    /// What is known of returns has changed. Without expectations it does not matter.
+    pub fn expect(&mut self, densities: Densities) {
+        self.order.expect(densities);
+    }
+
+    /// Drops all that is not locked. Returns it, in the order in which it would have gone.
     pub fn clear(&mut self) -> Vec<BlockHash> {
-        let dropped: Vec<BlockHash> = std::mem::take(&mut self.order).into_values().collect();
+        let dropped = self.order.in_order();
         for hash in &dropped {
-            self.entries.swap_remove(hash);
+            self.forget(*hash);
         }
         dropped
     }
@@ -154,7 +198,7 @@ impl HostTier {
     /// What is here with its locks: first what is not locked, the next to go first, then the rest by name.
     #[must_use]
     pub fn dump(&self) -> Vec<(BlockHash, u32)> {
-        let free = self.order.values().map(|hash| (*hash, 0));
+        let free = self.order.in_order().into_iter().map(|hash| (hash, 0));
         let mut locked: Vec<(BlockHash, u32)> = self
             .entries
             .iter()
@@ -177,27 +221,40 @@ impl HostTier {
             self.entries.len(),
             "a block is locked or may go, and here once"
         );
-        for (used_at, hash) in &self.order {
-            let entry = self.entries.get(hash).expect("what may go is here");
-            assert_eq!(entry.used_at, *used_at, "`{hash}` stands at its last use");
+        for hash in self.order.in_order() {
+            let entry = self.entries.get(&hash).expect("what may go is here");
             assert_eq!(entry.locks, 0, "`{hash}` may go, so nobody locks it");
         }
     }
 
-    /// Used again, if it is here; a locked block is not in the order.
-    fn touch(&mut self, hash: BlockHash) {
-        let Some(entry) = self.entries.get_mut(&hash).filter(|entry| entry.locks == 0) else {
-            return;
-        };
-        self.order.remove(&entry.used_at);
+    /// A block is the most recently used, unless it is locked. Whether it is new here.
+    fn uses(&mut self, spilled: &Spilled) -> bool {
+        let known = self.entries.get(&spilled.hash);
+        if known.is_some_and(|entry| entry.locks > 0) {
+            return false;
+        }
+        if let Some(entry) = known {
+            self.order.remove(spilled.hash, &entry.standing());
+        }
         self.tick += 1;
-        entry.used_at = self.tick;
-        self.order.insert(self.tick, hash);
+        let entry = Entry {
+            used_at: self.tick,
+            locks: 0,
+            mark: spilled.mark,
+        };
+        self.order.insert(spilled.hash, entry.standing());
+        self.entries.insert(spilled.hash, entry).is_none()
     }
 
     fn evict(&mut self) -> BlockHash {
-        let (_, hash) = self.order.pop_first().expect("there is room beside what is locked");
-        self.entries.swap_remove(&hash);
+        let hash = self.order.first().expect("there is room beside what is locked");
+        self.forget(hash);
         hash
+    }
+
+    /// Takes out a block that nobody locks.
+    fn forget(&mut self, hash: BlockHash) {
+        let entry = self.entries.swap_remove(&hash).expect("what may go is here");
+        self.order.remove(hash, &entry.standing());
     }
 }

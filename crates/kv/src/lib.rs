@@ -6,12 +6,15 @@ mod bits;
 mod hash;
 mod host;
 mod index;
+mod order;
 mod pool;
 mod prompt;
+pub mod returns;
 
 pub use hash::{BlockHash, BlockHasher, BlockMap, chain, chain_blocks, hash_blocks};
-pub use host::{HostChange, HostTier};
+pub use host::{HostChange, HostTier, Spilled};
 pub use index::{IndexDump, IndexedBlock, MAX_OWNERS, MAX_WORKERS, Overlap, ResidencyIndex, WorkerBlocks};
+pub use order::{CLASSES, Densities, Expectations, Mark, UNKNOWN};
 pub use pool::{Allocation, BlockPool, BlockState, Committed, Evicted, PoolDump, PoolStatistics};
 pub use prompt::Prompt;
 

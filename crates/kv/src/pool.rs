@@ -9,19 +9,20 @@
 //! blocks cannot be evicted, so they count as in use, and `free() + evictable()` is exactly what `allocate` can hand
 //! out.
 //!
-//! Only unpinned leaves stand in the eviction order, by the tick of their last release. `release` works from the tail
-//! to the head, so a prompt's tail has the older tick and goes first. Every operation costs O(1) a block, plus O(log
-//! leaves) for each leaf that enters or leaves the order; nothing scans the pool.
+//! Only unpinned leaves stand in the eviction order: by the tick of their last release, or by what their session's return is worth
+//! (`order.rs`). `release` works from the tail to the head, so a prompt's tail has the older tick and goes first. Every operation costs
+//! O(1) a block, plus O(log leaves) for each leaf that enters or leaves the order; nothing scans the pool.
 //!
-//! It does not hold KV, know tokens, or look at a clock: the tick counts releases, so the same calls evict the same
-//! blocks.
+//! It does not hold KV, know tokens, or look at a clock: the tick counts releases, and the time is what it was told, so the same calls
+//! evict the same blocks.
 
 mod audit;
 
 pub use audit::{BlockState, PoolDump};
 
+use crate::order::{Densities, EvictionOrder, Expectations, Mark, Standing};
 use crate::{BlockHash, BlockId, BlockMap};
-use std::collections::BTreeSet;
+use homing_units::Instant;
 
 /// A paged pool of KV blocks with a prefix tree over the cached ones.
 #[derive(Clone, Debug)]
@@ -30,8 +31,8 @@ pub struct BlockPool {
     /// Last freed, first taken.
     free: Vec<BlockId>,
     names: BlockMap<BlockId>,
-    /// Unpinned leaves of the tree, next to go first.
-    leaves: BTreeSet<EvictionKey>,
+    /// Unpinned leaves of the tree.
+    leaves: EvictionOrder<BlockId>,
     evictable: u32,
     tick: u64,
     statistics: PoolStatistics,
@@ -55,6 +56,8 @@ pub struct Evicted {
     pub parent: Option<BlockHash>,
     /// Its index in the prompt.
     pub index: u32,
+    /// Whose it was last.
+    pub mark: Mark,
 }
 
 /// What became of a block that was to be named.
@@ -101,14 +104,7 @@ struct Node {
     demoted_children: u32,
     demoted: bool,
     released_at: u64,
-}
-
-/// Demoted leaves first (`false < true`), then by the tick of the last release, which no two blocks share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct EvictionKey {
-    kept: bool,
-    released_at: u64,
-    block: BlockId,
+    mark: Mark,
 }
 
 impl Slot {
@@ -118,24 +114,35 @@ impl Slot {
 }
 
 impl Node {
-    fn key(&self, block: BlockId) -> EvictionKey {
-        EvictionKey {
-            kept: !self.demoted,
-            released_at: self.released_at,
-            block,
+    const fn standing(&self) -> Standing {
+        Standing {
+            demoted: self.demoted,
+            tick: self.released_at,
+            depth: self.depth - 1,
+            mark: self.mark,
         }
     }
 }
 
 impl BlockPool {
-    /// A pool of so many free blocks.
+    /// A pool of so many free blocks, of which the least recently used goes first.
     #[must_use]
     pub fn new(blocks: u32) -> Self {
+        Self::with_order(blocks, EvictionOrder::new(None))
+    }
+
+    /// A pool of so many free blocks, of which goes first what is worth least.
+    #[must_use]
+    pub fn expecting(blocks: u32, expectations: Expectations) -> Self {
+        Self::with_order(blocks, EvictionOrder::new(Some(expectations)))
+    }
+
+    fn with_order(blocks: u32, leaves: EvictionOrder<BlockId>) -> Self {
         Self {
             slots: vec![Slot::default(); blocks as usize],
             free: (0..blocks).rev().map(BlockId).collect(),
             names: BlockMap::default(),
-            leaves: BTreeSet::new(),
+            leaves,
             evictable: 0,
             tick: 0,
             statistics: PoolStatistics::default(),
@@ -283,6 +290,7 @@ impl BlockPool {
             demoted_children: 0,
             demoted: false,
             released_at: 0,
+            mark: Mark::default(),
         });
         self.names.insert(hash, block);
         Committed::Stored
@@ -308,9 +316,28 @@ impl BlockPool {
     /// # Panics
     /// If nobody holds one of them.
     pub fn release(&mut self, blocks: &[BlockId]) {
+        self.release_as(blocks, None, Instant::ZERO);
+    }
+
+    /// As [`Self::release`], at this time, by a session of this class. What several sessions share is the last one's; where none is named,
+    /// it is of the class that it was.
+    ///
+    /// # Panics
+    /// If nobody holds one of them.
+    pub fn release_as(&mut self, blocks: &[BlockId], class: Option<u8>, now: Instant) {
         for block in blocks.iter().rev() {
-            self.drop_reference(*block);
+            self.drop_reference(*block, class, now);
         }
+    }
+
+    /// Time has passed. Without expectations it does not matter.
+    pub fn advance(&mut self, now: Instant) {
+        self.leaves.advance(now);
+    }
+
+    /// What is known of returns has changed. Without expectations it does not matter.
+    pub fn expect(&mut self, densities: Densities) {
+        self.leaves.expect(densities);
     }
 
     /// Puts the end of this prompt among the first to go: for branches that are superseded and sessions that have moved
@@ -348,16 +375,17 @@ impl BlockPool {
     }
 
     fn evict_leaf(&mut self) -> Evicted {
-        let key = self
+        let block = self
             .leaves
-            .pop_first()
+            .first()
             .expect("a finite tree with an unpinned block has an unpinned leaf");
-        let node = self.slots[key.block.0 as usize]
+        let node = self.slots[block.0 as usize]
             .node
             .take()
             .expect("a leaf is a cached block");
+        self.leaves.remove(block, &node.standing());
         self.names.swap_remove(&node.hash);
-        self.free.push(key.block);
+        self.free.push(block);
         self.evictable -= 1;
         self.statistics.evicted_blocks += 1;
         self.statistics.evicted_demoted_blocks += u64::from(node.demoted);
@@ -371,6 +399,7 @@ impl BlockPool {
             hash: node.hash,
             parent: node.parent.map(|parent| self.node(parent).hash),
             index: node.depth - 1,
+            mark: node.mark,
         }
     }
 
@@ -381,7 +410,7 @@ impl BlockPool {
             .as_ref()
             .expect("only cached blocks stand in the eviction order");
         if node.children == 0 && !slot.pinned() {
-            self.leaves.insert(node.key(block));
+            self.leaves.insert(block, node.standing());
         }
     }
 
@@ -390,8 +419,8 @@ impl BlockPool {
         if node.demoted {
             return false;
         }
-        let (key, parent) = (node.key(block), node.parent);
-        self.leaves.remove(&key);
+        let (standing, parent) = (node.standing(), node.parent);
+        self.leaves.remove(block, &standing);
         self.node_mut(block).demoted = true;
         if let Some(parent) = parent {
             self.node_mut(parent).demoted_children += 1;
@@ -409,7 +438,7 @@ impl BlockPool {
         }
     }
 
-    fn drop_reference(&mut self, block: BlockId) {
+    fn drop_reference(&mut self, block: BlockId, class: Option<u8>, now: Instant) {
         let slot = &mut self.slots[block.0 as usize];
         assert!(slot.references > 0, "nobody holds block `{}`", block.0);
         slot.references -= 1;
@@ -421,6 +450,7 @@ impl BlockPool {
             return;
         };
         node.released_at = self.tick;
+        node.mark = node.mark.used(class, now);
         self.tick += 1;
         if node.pinned_children == 0 {
             self.became_unpinned(block);
@@ -441,8 +471,8 @@ impl BlockPool {
         let mut next = Some(block);
         while let Some(block) = next {
             self.evictable -= 1;
-            let key = self.node(block).key(block);
-            self.leaves.remove(&key);
+            let standing = self.node(block).standing();
+            self.leaves.remove(block, &standing);
             let node = self.node_mut(block);
             let was_demoted = std::mem::take(&mut node.demoted);
             next = node.parent.filter(|parent| {

@@ -1,11 +1,17 @@
 //! The pool against a naive model: after every operation of a random sequence, both must have the same state, block for
 //! block. The pools have a handful of blocks, so that nearly every allocation evicts.
 //!
-//! The model keeps no counters and no order: it answers every question by looking at all blocks.
+//! The model keeps no counters and no order: it answers every question by looking at all blocks. It does so for both orders of
+//! eviction, by last use and by worth.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
-use homing_kv::{Allocation, BlockHash, BlockId, BlockPool, BlockState, Committed, Evicted, PoolDump, hash_blocks};
+use homing_kv::returns::{BINS, bin_of};
+use homing_kv::{
+    Allocation, BlockHash, BlockId, BlockPool, BlockState, CLASSES, Committed, Densities, Evicted, Expectations, Mark,
+    PoolDump, UNKNOWN, hash_blocks,
+};
+use homing_units::{Duration, Instant};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -26,8 +32,12 @@ enum Operation {
     Retain(usize, usize),
     /// One more holder for a block that is cached, held or not.
     RetainCached(Tokens),
-    /// A holder gives all of its blocks back.
-    Release(usize),
+    /// A holder gives all of its blocks back, as a session of this class, if any.
+    Release(usize, Option<u8>),
+    /// Milliseconds pass.
+    Wait(u64),
+    /// The returns a second of one class and bin are these.
+    Expect(u8, usize, u8),
     Demote(Tokens),
     ClearUnused,
 }
@@ -44,7 +54,9 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (any::<usize>(), any::<usize>(), tokens()).prop_map(|(a, b, c)| Operation::Commit(a, b, c)),
         1 => (any::<usize>(), any::<usize>()).prop_map(|(a, b)| Operation::Retain(a, b)),
         1 => tokens().prop_map(Operation::RetainCached),
-        8 => any::<usize>().prop_map(Operation::Release),
+        8 => (any::<usize>(), prop::option::weighted(0.8, 0..4_u8)).prop_map(|(holder, class)| Operation::Release(holder, class)),
+        3 => (0..12_u32, 0..8_u64).prop_map(|(power, more)| Operation::Wait((1 << power) + more)),
+        2 => (0..4_u8, 0..14_usize, 0..5_u8).prop_map(|(class, bin, density)| Operation::Expect(class, bin, density)),
         3 => tokens().prop_map(Operation::Demote),
         1 => Just(Operation::ClearUnused),
     ]
@@ -55,6 +67,7 @@ struct ModelBlock {
     references: u32,
     name: Option<(BlockHash, Option<BlockHash>)>,
     released_at: u64,
+    mark: Mark,
     demoted: bool,
 }
 
@@ -63,15 +76,20 @@ struct Model {
     blocks: Vec<ModelBlock>,
     free: Vec<BlockId>,
     releases: u64,
+    now: Instant,
+    /// `None` where the least recently used goes first.
+    expectations: Option<Expectations>,
 }
 
 impl Model {
-    fn new(blocks: u32) -> Self {
+    fn new(blocks: u32, expectations: Option<Expectations>) -> Self {
         let free = (0..blocks).rev().map(BlockId).collect();
         Self {
             blocks: vec![ModelBlock::default(); blocks as usize],
             free,
             releases: 0,
+            now: Instant::ZERO,
+            expectations,
         }
     }
 
@@ -108,8 +126,47 @@ impl Model {
             .filter(idle)
             .filter(|index| self.children(*index).is_empty())
             .collect();
-        leaves.sort_by_key(|index| (!self.blocks[*index].demoted, self.blocks[*index].released_at));
+        leaves.sort_by(|left, right| {
+            let key = |index: &usize| (!self.blocks[*index].demoted, self.blocks[*index].released_at);
+            let worth = |index: &usize| self.worth(*index);
+            let demoted = key(left).0.cmp(&key(right).0);
+            let cost = self.depth_that_counts(*left).cmp(&self.depth_that_counts(*right));
+            demoted
+                .then(worth(left).total_cmp(&worth(right)))
+                .then(cost)
+                .then(key(left).cmp(&key(right)))
+        });
         leaves
+    }
+
+    /// Returns a second that keeping a block brings, times what it costs; 0 where that is not what counts.
+    fn worth(&self, index: usize) -> f64 {
+        let block = &self.blocks[index];
+        let Some(expectations) = self.expectations.as_ref().filter(|_| !block.demoted) else {
+            return 0.0;
+        };
+        let away = self.now.saturating_since(block.mark.left);
+        let density = expectations.densities[usize::from(block.mark.class)][bin_of(away)];
+        let depth = self.depth_that_counts(index);
+        let deeper = expectations
+            .cost_doubles_after
+            .map_or(0.0, |blocks| f64::from(depth) / f64::from(blocks));
+        density * (1.0 + deeper)
+    }
+
+    /// Blocks before this one, where its cost goes by them.
+    fn depth_that_counts(&self, index: usize) -> u32 {
+        let block = &self.blocks[index];
+        let counts = self
+            .expectations
+            .as_ref()
+            .and_then(|known| known.cost_doubles_after)
+            .is_some();
+        if counts && block.mark.class != UNKNOWN && !block.demoted {
+            self.index(block.name.unwrap().0)
+        } else {
+            0
+        }
     }
 
     fn evictable(&self) -> usize {
@@ -120,10 +177,16 @@ impl Model {
 
     fn evict(&mut self) -> Evicted {
         let leaf = self.leaves()[0];
-        let (hash, parent) = std::mem::take(&mut self.blocks[leaf]).name.unwrap();
+        let ModelBlock { name, mark, .. } = std::mem::take(&mut self.blocks[leaf]);
+        let (hash, parent) = name.unwrap();
         self.free.push(BlockId(u32::try_from(leaf).unwrap()));
         let index = parent.map_or(0, |parent| self.index(parent) + 1);
-        Evicted { hash, parent, index }
+        Evicted {
+            hash,
+            parent,
+            index,
+            mark,
+        }
     }
 
     /// How many blocks come before a cached one in its prompt.
@@ -174,6 +237,7 @@ impl Model {
             return Committed::Orphan;
         }
         self.block(block).name = Some((hash, parent));
+        self.block(block).mark = Mark::default();
         self.forgive();
         Committed::Stored
     }
@@ -183,15 +247,19 @@ impl Model {
         self.forgive();
     }
 
-    fn release(&mut self, blocks: &[BlockId]) {
+    fn release(&mut self, blocks: &[BlockId], class: Option<u8>) {
         for id in blocks.iter().rev() {
-            let now = self.releases;
+            let (now, left) = (self.releases, self.now);
             let block = self.block(*id);
             block.references -= 1;
             if block.references == 0 && block.name.is_none() {
                 self.free.push(*id);
             } else if block.references == 0 {
                 block.released_at = now;
+                block.mark = Mark {
+                    class: class.unwrap_or(block.mark.class),
+                    left,
+                };
                 self.releases += 1;
             }
         }
@@ -244,6 +312,22 @@ impl Model {
     }
 }
 
+/// Small whole numbers, so that many blocks are worth the same.
+fn expectations() -> impl Strategy<Value = Expectations> {
+    (prop::option::of(1..4_u32), vec(vec(0..5_u8, 14), 4)).prop_map(|(cost_doubles_after, rows)| {
+        let mut densities: Densities = Box::new([[0.0; BINS]; CLASSES]);
+        for (of_class, row) in densities.iter_mut().zip(rows) {
+            for (density, value) in of_class.iter_mut().zip(row) {
+                *density = f64::from(value);
+            }
+        }
+        Expectations {
+            densities,
+            cost_doubles_after,
+        }
+    })
+}
+
 /// The pool, its model, and who holds what.
 struct Pair {
     pool: BlockPool,
@@ -252,10 +336,14 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(blocks: u32) -> Self {
+    fn new(blocks: u32, expectations: Option<Expectations>) -> Self {
+        let pool = match expectations.clone() {
+            None => BlockPool::new(blocks),
+            Some(expectations) => BlockPool::expecting(blocks, expectations),
+        };
         Self {
-            pool: BlockPool::new(blocks),
-            model: Model::new(blocks),
+            pool,
+            model: Model::new(blocks, expectations),
             holders: Vec::new(),
         }
     }
@@ -287,11 +375,21 @@ impl Pair {
                     self.retain(block);
                 }
             }
-            Operation::Release(holder) => {
+            Operation::Release(holder, class) => {
                 if !self.holders.is_empty() {
                     let blocks = self.holders.swap_remove(holder % self.holders.len());
-                    self.pool.release(&blocks);
-                    self.model.release(&blocks);
+                    self.pool.release_as(&blocks, *class, self.model.now);
+                    self.model.release(&blocks, *class);
+                }
+            }
+            Operation::Wait(milliseconds) => {
+                self.model.now += Duration::from_millis(*milliseconds);
+                self.pool.advance(self.model.now);
+            }
+            Operation::Expect(class, bin, density) => {
+                if let Some(expectations) = &mut self.model.expectations {
+                    expectations.densities[usize::from(*class)][*bin] = f64::from(*density);
+                    self.pool.expect(expectations.densities.clone());
                 }
             }
             Operation::Demote(tokens) => {
@@ -370,8 +468,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_pool_does_what_the_model_does(blocks in 1..12_u32, operations in vec(operation(), 1..80)) {
-        let mut pair = Pair::new(blocks);
+    fn the_pool_does_what_the_model_does(
+        blocks in 1..12_u32,
+        expectations in prop::option::weighted(0.7, expectations()),
+        operations in vec(operation(), 1..80),
+    ) {
+        let mut pair = Pair::new(blocks, expectations);
         for operation in &operations {
             pair.apply(operation);
         }

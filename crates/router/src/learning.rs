@@ -5,10 +5,8 @@
 
 mod clients;
 mod likeness;
-mod returns;
 mod steps;
 
 pub(crate) use clients::Clients;
 pub(crate) use likeness::Likeness;
-pub(crate) use returns::{bin_end, bin_of};
 pub(crate) use steps::{StepFit, Work};

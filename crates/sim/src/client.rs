@@ -4,10 +4,11 @@
 //! the turn's own, so that nothing is found in a cache because of them but a continuation of this very turn.
 
 use crate::logs::path;
+use homing_engine::api::Owner;
 use homing_kv::{BlockHash, Prompt};
 use homing_report::{Path, RequestRecord};
 use homing_router::action::Decision;
-use homing_router::event::Resume;
+use homing_router::event::{ClientKind, Resume};
 use homing_units::{Duration, Instant, RequestId, SessionId};
 use homing_workload::{Trace, TurnRef, answer_block, prompt_of};
 
@@ -36,6 +37,9 @@ pub(crate) struct Client {
     pub(crate) admitted: Instant,
     /// Its session, where the decode worker may keep the KV.
     pub(crate) kept_session: Option<SessionId>,
+    /// Whose request it is to the engines, as the router sees it.
+    pub(crate) owner: Option<Owner>,
+    pub(crate) kind: ClientKind,
     /// Prompt tokens that were computed for it, on whatever worker.
     pub(crate) computed_tokens: u32,
 }
@@ -59,6 +63,8 @@ impl Client {
             prefill_worker: None,
             admitted: now,
             kept_session: None,
+            owner: None,
+            kind: kind(trace.turn(turn).agent),
             computed_tokens: 0,
         }
     }
@@ -69,6 +75,10 @@ impl Client {
         self.worker = Some(decision.decode.0 as usize);
         self.prefill_worker = decision.prefill.map(|worker| worker.0 as usize);
         self.kept_session = decision.keeps_kv.then_some(decision.session);
+        self.owner = Some(Owner {
+            session: decision.session,
+            kind: self.kind.0,
+        });
     }
 
     /// Whether its session moves from one decode worker to another, by the last plan.
@@ -150,6 +160,11 @@ impl Client {
             error: error.map(str::to_owned),
         }
     }
+}
+
+/// What a driver is told of the client: whether it works for another agent, as coding agents say in their headers.
+const fn kind(agent: u32) -> ClientKind {
+    ClientKind(if agent == 0 { 1 } else { 2 })
 }
 
 #[cfg(test)]

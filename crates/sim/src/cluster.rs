@@ -8,6 +8,7 @@ mod values;
 
 use crate::nearest::nearest;
 use crate::stack::Stack;
+use homing_engine::api::Eviction;
 use homing_engine::{StepModel, StepModelError};
 use homing_router::event::Role;
 use homing_units::Duration;
@@ -40,6 +41,9 @@ pub struct Cluster {
     /// What a request pays for each token of its prompt before its first step, beside the step model's front end: the
     /// tokeniser and the copies of ids. 0 by default, for want of a published figure.
     pub front_end_per_token: Duration,
+    /// Workers evict first what is worth least to keep, by the returns of sessions that they have seen, whatever the policy; by default the
+    /// least recently used.
+    pub expects_returns: bool,
     /// What of the papers' stack it has; nothing by default.
     pub stack: Stack,
 }
@@ -210,6 +214,16 @@ impl Cluster {
             .unwrap_or(0)
     }
 
+    /// What its workers evict first.
+    pub(crate) fn eviction(&self) -> Eviction {
+        if !self.expects_returns {
+            return Eviction::Lru;
+        }
+        Eviction::Expected {
+            cost_doubles_after_tokens: self.step_model.cost_doubles_after_tokens(),
+        }
+    }
+
     fn plain_preset(name: &str) -> Result<Self, ClusterError> {
         let unknown = || ClusterError::Unknown {
             name: name.to_owned(),
@@ -250,6 +264,7 @@ impl Cluster {
             pcie_bytes_per_second: DEFAULT_PCIE_BYTES_PER_SECOND,
             staging: false,
             front_end_per_token: Duration::ZERO,
+            expects_returns: false,
             stack: Stack::default(),
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! An engine's id is used once, over all workers and lives, so that nothing of an old attempt is taken for a new one.
 
+use homing_engine::api::Owner;
 use homing_kv::{BlockHash, Prompt};
 use homing_router::action::{Dispatch, KvUse};
 use homing_router::event::{LegId, LegUsage};
@@ -19,6 +20,8 @@ pub(crate) struct Leg {
     pub(crate) kv: KvUse,
     /// The session that may keep its KV there.
     pub(crate) session: Option<SessionId>,
+    /// Whose its request is.
+    pub(crate) owner: Option<Owner>,
     pub(crate) prompt: Prompt,
     pub(crate) max_output_tokens: u32,
     /// Tokens sampled so far.
@@ -98,6 +101,7 @@ impl Legs {
             epoch,
             kv: dispatch.kv,
             session: None,
+            owner: None,
             tip: prompt.tip(),
             prompt,
             max_output_tokens,

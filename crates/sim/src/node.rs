@@ -85,6 +85,7 @@ impl Node {
             max_running: cluster.max_running,
             kind: cluster.stack.engine_of(spec.role.decodes()),
             host_blocks: host_blocks(cluster, block_size),
+            eviction: cluster.eviction(),
             max_context_tokens: MAX_CONTEXT_TOKENS.min(spec.kv_tokens / block_size * block_size),
             ..EngineConfig::default()
         };

@@ -8,6 +8,7 @@ pub mod kv_events;
 pub mod kv_frames;
 pub mod metrics_text;
 pub mod openai;
+pub mod owner;
 pub mod responses;
 pub mod sglang;
 pub mod sse;

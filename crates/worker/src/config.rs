@@ -56,6 +56,8 @@ pub struct WorkerConfig {
     pub block_size: u32,
     /// This life of the worker; by default from the clock, in microseconds since 1970.
     pub boot_epoch: Option<BootEpoch>,
+    /// Whether it evicts first what is worth least to keep, by the returns of sessions that it has seen; otherwise the least recently used.
+    pub expects_returns: bool,
     /// What bounds the work.
     pub limits: Limits,
 }
@@ -201,6 +203,7 @@ impl Default for WorkerConfig {
             kv_tokens: None,
             block_size: 16,
             boot_epoch: None,
+            expects_returns: false,
             limits: Limits::default(),
         }
     }

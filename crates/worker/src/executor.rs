@@ -73,6 +73,7 @@ impl<B: Backend> Executor<B> {
             max_output_tokens: request.max_output_tokens,
             transfer: request.transfer,
             session: None,
+            owner: request.owner,
         };
         let before = self
             .requests

@@ -4,7 +4,7 @@ use crate::executor::{StopCause, TokenOut};
 use crate::sampler::{Sampling, draw};
 use crate::text::{StopStrings, TextStream};
 use crate::transfers::ExportView;
-use homing_engine::api::Transfer;
+use homing_engine::api::{Owner, Transfer};
 use homing_kv::{BlockHash, Prompt, chain};
 use homing_model::Tokenizer;
 use homing_units::{RequestId, Rng};
@@ -31,6 +31,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// When the output ends before its length.
     pub stop: StopRules,
+    /// Whose it is, where a router says so.
+    pub owner: Option<Owner>,
 }
 
 /// When an output ends before its length.
@@ -62,6 +64,7 @@ impl Request {
                 ignore_end_of_sequence: true,
                 ..StopRules::default()
             },
+            owner: None,
         }
     }
 }

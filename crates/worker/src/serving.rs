@@ -57,6 +57,14 @@ impl Served {
         }
     }
 
+    /// After how many others a prompt's token takes twice as long to compute; `None` where that was not measured.
+    pub(crate) fn cost_doubles_after_tokens(&self) -> Option<u32> {
+        match &self.engine {
+            ServedEngine::Model(_) => None,
+            ServedEngine::Steps(model) => model.cost_doubles_after_tokens(),
+        }
+    }
+
     /// Refuses a request for another model. One that names none means this one.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use crate::metrics::{Identity, Status};
 use crate::serving::{Served, ServedEngine, unix_seconds};
 use crate::transfer::{ExportIds, PullContext, pull, release, serve};
 use axum::serve::ListenerExt;
-use homing_engine::api::{EngineConfig, EngineKind};
+use homing_engine::api::{EngineConfig, EngineKind, Eviction};
 use homing_model::{KvStore, OpenError, open};
 use homing_units::{BootEpoch, Duration};
 use homing_wire::worker_name::{EXPECTED_WORKER_NAME, is_worker_name};
@@ -248,6 +248,7 @@ impl Plan {
             kind: EngineKind::Block,
             // A worker keeps no KV in host memory.
             host_blocks: 0,
+            eviction: eviction(config, &served),
         };
         Ok(Self {
             info: info(config, &served, &engine),
@@ -440,6 +441,16 @@ impl Outside for Shell {
     fn publish(&mut self, changes: Vec<KvOut>) {
         self.ring
             .push(encode_batch(changes, self.block_size, seconds_of_clock()));
+    }
+}
+
+/// What is evicted first.
+fn eviction(config: &WorkerConfig, served: &Served) -> Eviction {
+    if !config.expects_returns {
+        return Eviction::Lru;
+    }
+    Eviction::Expected {
+        cost_doubles_after_tokens: served.cost_doubles_after_tokens(),
     }
 }
 

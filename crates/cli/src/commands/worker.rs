@@ -1,6 +1,6 @@
 //! `homing worker`: one embedded engine. Its first line on stdout says where it listens, as JSON.
 
-use crate::args::{self, EngineArgs, RoleArg};
+use crate::args::{self, EngineArgs, EvictionArg, RoleArg};
 use crate::commands::runtime;
 use crate::failure::Usage;
 use crate::output::say;
@@ -21,6 +21,7 @@ pub fn run(args: args::Worker) -> Result<()> {
         listen: Listen::at(args.listen),
         kv_tokens: args.engine.kv_tokens,
         block_size: args.engine.block_size,
+        expects_returns: args.engine.eviction == EvictionArg::Expected,
         limits: Limits {
             replay: ReplayLimits {
                 batches: args.kv_replay_batches as usize,

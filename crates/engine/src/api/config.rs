@@ -35,6 +35,27 @@ pub struct EngineConfig {
     /// Blocks of host memory that evicted blocks go to; 0 for none. With session slots it is not used: what they drop is
     /// gone, as it was in the prototype.
     pub host_blocks: u32,
+    /// What is evicted first, in both tiers, where nobody holds KV between requests.
+    pub eviction: Eviction,
+}
+
+/// What is evicted first of what no request uses, beside branches that have moved away, which go first in any case. Always tail first:
+/// what other cached blocks follow on stays. Running requests are preempted only when nothing of all this is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Eviction {
+    /// The least recently used.
+    #[default]
+    Lru,
+    /// First branches that their session has superseded, then what is worth least: the returns that keeping it brings, a second, as
+    /// the engine has learnt of sessions like its owner's that have been away for as long, times what it costs to bring it back.
+    /// [`EngineKind::Vllm`] does not know it and evicts the least recently used.
+    Expected {
+        /// A prompt's token behind so many others takes twice as long to compute as the first one does
+        /// ([`StepModel::cost_doubles_after_tokens`](crate::StepModel::cost_doubles_after_tokens)); `None` where all take the same.
+        /// With host memory it does not matter: what is evicted is copied back from there.
+        cost_doubles_after_tokens: Option<u32>,
+    },
 }
 
 /// Who holds KV between requests, and so what can be evicted.
@@ -111,6 +132,7 @@ impl Default for EngineConfig {
             import_timeout: Duration::from_secs(30),
             kind: EngineKind::Block,
             host_blocks: 0,
+            eviction: Eviction::Lru,
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use homing_engine::Engine;
 use homing_engine::api::{
-    EngineConfig, Export, FinishReason, Finished, Import, ImportError, Input, KvChange, KvEvent, Output, Reject,
+    EngineConfig, Export, FinishReason, Finished, Import, ImportError, Input, KvChange, KvEvent, Output, Owner, Reject,
     Reload, Sampled, Step, StepItem, Submit, Transfer,
 };
 use homing_kv::{BlockHash, BlockId, Prompt, Tier, hash_blocks};
@@ -53,6 +53,8 @@ pub struct Driver {
     pub host: BTreeSet<BlockHash>,
     /// The session that the next requests are of.
     pub session: Option<SessionId>,
+    /// Whose the next requests are.
+    pub owner: Option<Owner>,
     pub events: Vec<KvEvent>,
     memory: Vec<Vec<u64>>,
     step: Option<Step>,
@@ -73,6 +75,7 @@ impl Driver {
             cache: BTreeSet::new(),
             host: BTreeSet::new(),
             session: None,
+            owner: None,
             events: Vec::new(),
             memory: vec![vec![0; config.block_size as usize]; config.kv_blocks as usize],
             step: None,
@@ -110,6 +113,7 @@ impl Driver {
             max_output_tokens,
             transfer,
             session: self.session,
+            owner: self.owner,
         }));
         id
     }

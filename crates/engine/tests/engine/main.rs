@@ -1,6 +1,7 @@
 //! The engine core through its public API, driven as a worker drives it.
 
 mod driver;
+mod eviction;
 mod schedules;
 mod scheduling;
 mod slots;

@@ -2,7 +2,9 @@
 //! it, and nothing is left behind. The driver checks each output and the engine's invariants after each input.
 
 use crate::driver::{Driver, small, tokens};
-use homing_engine::api::{EngineConfig, EngineKind, ImportError, Input, SlotConfig, Transfer, TrimRule};
+use homing_engine::api::{
+    EngineConfig, EngineKind, Eviction, ImportError, Input, Owner, SlotConfig, Transfer, TrimRule,
+};
 use homing_units::{Duration, RequestId, SessionId};
 use proptest::prelude::*;
 
@@ -39,6 +41,8 @@ struct Turn {
     stop_after: u32,
     transfer: Kind,
     session: u64,
+    /// The engine is told whose it is.
+    owned: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,11 +67,12 @@ fn turn() -> impl Strategy<Value = Turn> {
         1_u32..14,
         1_u32..20,
         kind,
-        0_u64..5,
+        (0_u64..5, prop::bool::weighted(0.8)),
     )
         .prop_map(
-            |(base, shared, own, follows, max_output, stop_after, transfer, session)| Turn {
+            |(base, shared, own, follows, max_output, stop_after, transfer, (session, owned))| Turn {
                 session,
+                owned,
                 base,
                 shared,
                 own,
@@ -98,7 +103,13 @@ fn operation() -> impl Strategy<Value = Operation> {
 
 fn config() -> impl Strategy<Value = EngineConfig> {
     let sizes = (4_u32..30, 1_u32..20, 1_u32..6, 0_u32..8);
-    (sizes, kind(), prop_oneof![Just(0), 1_u32..60]).prop_map(|(sizes, kind, host_blocks)| {
+    let eviction = prop_oneof![
+        Just(Eviction::Lru),
+        prop::option::of(1_u32..40).prop_map(|tokens| Eviction::Expected {
+            cost_doubles_after_tokens: tokens
+        })
+    ];
+    (sizes, kind(), prop_oneof![Just(0), 1_u32..60], eviction).prop_map(|(sizes, kind, host_blocks, eviction)| {
         let (kv_blocks, max_batch_tokens, max_running, max_waiting) = sizes;
         EngineConfig {
             max_batch_tokens,
@@ -107,6 +118,7 @@ fn config() -> impl Strategy<Value = EngineConfig> {
             max_context_tokens: 120,
             kind,
             host_blocks,
+            eviction,
             ..small(kv_blocks)
         }
     })
@@ -156,6 +168,10 @@ impl Play {
         };
         self.next_id += 1;
         self.driver.session = Some(SessionId(turn.session));
+        self.driver.owner = turn.owned.then_some(Owner {
+            session: SessionId(turn.session),
+            kind: (turn.session % 3) as u8,
+        });
         self.driver
             .submit_stopping(self.next_id, &prompt, turn.max_output, turn.stop_after, transfer);
     }

@@ -65,6 +65,7 @@ fn inputs_that_arrive_together_are_planned_together() {
             max_output_tokens: 1,
             transfer: Transfer::None,
             session: None,
+            owner: None,
         })
     };
     for id in 1..=3 {
@@ -268,6 +269,7 @@ fn an_id_in_use_or_a_wrong_number_of_hashes_is_invalid() {
             max_output_tokens: 1,
             transfer: Transfer::None,
             session: None,
+            owner: None,
         })
     };
     for (id, hashes) in [(1, 2), (2, 1), (2, 3)] {

@@ -65,6 +65,7 @@ impl Rig {
             max_output_tokens: 1,
             transfer,
             session: Some(SessionId(session)),
+            owner: None,
         }
     }
 

@@ -378,3 +378,55 @@ async fn a_worker_that_dies_in_a_stream_is_replaced_and_used_again_when_it_is_ba
     assert_eq!(text, answer_alone(&body(&messages, 12, false)).await);
     real.gateway.shutdown().await;
 }
+
+/// What a session has superseded goes before what was used longer ago: only a worker that is told whose a request is can know.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_is_told_whose_a_request_is() {
+    let check = async |expects_returns: bool, kept: bool| {
+        let config = WorkerConfig {
+            kv_tokens: Some(1_024),
+            expects_returns,
+            ..worker_config("w0", homing_worker::Role::Both)
+        };
+        let worker = Worker::start(config).await.unwrap();
+        let url = format!("http://{}", worker.endpoints().http);
+        let gateway = before(vec![WorkerSpec::new(url, EngineKind::Homing)]).await;
+        let client = Caller::new(gateway.local_addr());
+        client
+            .until("/admin/workers", "it joined", |page| exact(page) == 1)
+            .await;
+        let direct = Caller::new(worker.endpoints().http);
+        let stranger = async |words: &str| {
+            let asked = json!({"prompt": words, "max_tokens": 1});
+            let answer = direct.post("/v1/completions", &asked).await.json();
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
+        };
+        let old = "a stranger's text, and an old one; ".repeat(8);
+        stranger(&old).await;
+        // A session that rewrites its history.
+        let beginning = "what stays as it is in both prompts. ".repeat(3);
+        for rest in [
+            "what is left out the next time; ",
+            "what comes in its place, and differs: ",
+        ] {
+            let asked = json!({"prompt": format!("{beginning}{}", rest.repeat(8)), "max_tokens": 1}).to_string();
+            let named = [("x-homing-session", "s")];
+            let answer = client.send(http::Method::POST, "/v1/completions", &named, asked).await;
+            assert_eq!(answer.status(), 200);
+        }
+        let free = worker.status().load.blocks_free * 16;
+        // A little more than what is free.
+        stranger(&"#".repeat(free as usize + 100)).await;
+        let found = stranger(&old).await.unwrap_or(0);
+        assert_eq!(
+            found + 16 >= old.len() as u64,
+            kept,
+            "{found} of {} tokens, {free} were free",
+            old.len()
+        );
+        gateway.shutdown().await;
+        worker.shutdown().await;
+    };
+    check(true, true).await;
+    check(false, false).await;
+}

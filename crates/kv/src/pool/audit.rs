@@ -55,7 +55,12 @@ impl BlockPool {
         PoolDump {
             blocks: states.map(|(index, slot)| self.state(index, slot)).collect(),
             free: self.free.clone(),
-            leaves: self.leaves.iter().map(|key| self.node(key.block).hash).collect(),
+            leaves: self
+                .leaves
+                .in_order()
+                .into_iter()
+                .map(|block| self.node(block).hash)
+                .collect(),
         }
     }
 
@@ -167,11 +172,13 @@ impl BlockPool {
             unpinned += 1;
             assert!(node.released_at < self.tick, "block `{index}` was released in the past");
             if node.children == 0 {
-                expected.insert(node.key(block_id(index)));
+                expected.insert(block_id(index));
             }
         }
+        let listed: BTreeSet<BlockId> = self.leaves.in_order().into_iter().collect();
+        assert_eq!(self.leaves.len(), listed.len(), "no leaf stands twice");
         assert_eq!(
-            self.leaves, expected,
+            listed, expected,
             "the eviction order holds the unpinned leaves, and nothing else"
         );
         assert_eq!(self.evictable, unpinned, "every unpinned cached block is evictable");

@@ -6,9 +6,9 @@
 //! is learnt as of all together, and the latter counts in it like [`LIKE_ALL`] sessions: a kind that is seldom seen behaves like all
 //! until it has shown itself, and one that is not is never worse off for having a name.
 
-use super::returns::{Hazards, LifeTable};
 use crate::event::ClientKind;
 use crate::router::ClientView;
+use homing_kv::returns::{Hazards, LifeTable};
 use homing_units::Duration;
 
 /// Kinds that are told apart.
@@ -166,8 +166,8 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
-    use super::super::returns::bin_of;
     use super::*;
+    use homing_kv::returns::bin_of;
     use homing_units::rng_for;
     use rand::RngExt as _;
 

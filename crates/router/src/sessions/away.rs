@@ -1,11 +1,11 @@
 //! Sessions between their turns: what is expected of one that is away changes as time goes by.
 //!
-//! How long it has been away goes by the bins of what is learnt (`learning/returns.rs`). At the end of each, and of the time that any
+//! How long it has been away goes by the bins of what is learnt (`returns` of `kv`). At the end of each, and of the time that any
 //! session counts as live, it is looked at again: whether it is expected back at all, and with which share of certainty. So the demand
 //! of those who are away is a sum that is kept, and a look at it costs nothing.
 
 use super::{Session, Sessions};
-use crate::learning::{bin_end, bin_of};
+use homing_kv::returns::{bin_end, bin_of};
 use homing_units::{Duration, Instant, SessionId};
 
 /// A share of 1, as sessions have it: whole numbers add up and subtract without a rest.

@@ -12,7 +12,7 @@ use homing_engine::api::{EngineKind, SlotConfig, TrimRule};
 type Set = fn(&mut Cluster, &str) -> Result<(), ClusterError>;
 
 /// Name, an example, and what it does.
-const PARAMETERS: [(&str, &str, Set); 28] = [
+const PARAMETERS: [(&str, &str, Set); 29] = [
     ("kv", "kv=136K", |cluster, text| {
         let kv_tokens = pool("kv", tokens("kv", text)?)?;
         cluster
@@ -39,6 +39,14 @@ const PARAMETERS: [(&str, &str, Set); 28] = [
     }),
     ("staging", "staging=on", |cluster, text| {
         cluster.staging = switch("staging", text)?;
+        Ok(())
+    }),
+    ("eviction", "eviction=expected", |cluster, text| {
+        cluster.expects_returns = match text {
+            "expected" => true,
+            "lru" => false,
+            _ => return Err(needs("eviction", text, "`expected` or `lru`")),
+        };
         Ok(())
     }),
     ("front_end", "front_end=25ms", |cluster, text| {

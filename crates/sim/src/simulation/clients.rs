@@ -4,7 +4,7 @@ use super::Simulation;
 use crate::client::Client;
 use homing_kv::{BlockHash, chain};
 use homing_report::logs::RequestLine;
-use homing_router::event::{ClientKind, Compared, Event, PromptId, SessionHint, Turn};
+use homing_router::event::{Compared, Event, PromptId, SessionHint, Turn};
 use homing_units::RequestId;
 use homing_workload::{Trace, TurnRef};
 
@@ -35,7 +35,7 @@ impl Simulation<'_> {
             compared: compared(self.trace, turn),
             max_output_tokens: client.wanted,
             priority: 0,
-            kind: kind(self.trace.turn(turn).agent),
+            kind: client.kind,
         }));
         self.clients.insert(request, client);
         if self.router.habits().errands.any() {
@@ -63,11 +63,6 @@ impl Simulation<'_> {
         self.records.push(record);
         self.replay.ended(self.now, client.turn);
     }
-}
-
-/// What a driver is told of the client: whether it works for another agent, as coding agents say in their headers.
-const fn kind(agent: u32) -> ClientKind {
-    ClientKind(if agent == 0 { 1 } else { 2 })
 }
 
 /// What a driver that sees the tokens would know, as far as the trace says it: an agent continues its last prompt unless

@@ -48,6 +48,7 @@ impl Simulation<'_> {
             max_output_tokens: leg.max_output_tokens,
             transfer,
             session: leg.session,
+            owner: leg.owner,
         };
         self.remember_request(engine_id);
         self.tell_engine(index, epoch, Input::Submit(submit));

@@ -209,6 +209,7 @@ impl Simulation<'_> {
             max_output_tokens: output_tokens,
             transfer: Transfer::None,
             session: None,
+            owner: None,
         };
         self.tell_engine(index, self.nodes[index].epoch, Input::Submit(submit));
     }

@@ -146,11 +146,20 @@ impl Simulation<'_> {
         );
         let node = &self.nodes[dispatch.worker.0 as usize];
         let (keeps, received, sent) = (client.kept_session, client.received, client.sent_tokens());
+        let owner = client.owner;
         let engine_id = self.legs.begin(dispatch, node.epoch, prompt, max_output_tokens);
         if sent != received {
             let found = format!("`{sent}` tokens in the prompt, `{received}` received");
             self.checkers
                 .note("that an attempt goes on where the last one stopped", self.now, found);
+        }
+        // A session's history that is lent or fetched is no request of its own.
+        if let Some(leg) = self
+            .legs
+            .get_mut(engine_id)
+            .filter(|leg| matches!(leg.id.leg, Leg::Prefill | Leg::Decode))
+        {
+            leg.owner = owner;
         }
         if let Some(leg) = self.legs.get_mut(engine_id).filter(|leg| leg.id.leg == Leg::Decode) {
             leg.session = keeps;

@@ -14,8 +14,9 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use futures::stream;
-use homing_engine::api::Reject;
+use homing_engine::api::{Owner, Reject};
 use homing_wire::openai::{ApiError, ErrorKind};
+use homing_wire::owner::{self, LegOwner, OWNER};
 use homing_wire::sse::{DONE_EVENT, encode_data};
 use http::{HeaderMap, HeaderValue, header};
 use std::convert::Infallible;
@@ -43,14 +44,34 @@ async fn answer(app: Shared, dialect: Dialect, headers: &HeaderMap, body: Result
         Err(error) => return failure(&error),
     };
     let response = match body {
-        Ok(bytes) => generate(app, dialect, &id, bytes).await,
+        Ok(bytes) => match owner(headers) {
+            Ok(owner) => generate(app, dialect, (&id, owner), bytes).await,
+            Err(error) => Err(error),
+        },
         Err(error) => Err(error),
     };
     named(response.unwrap_or_else(|error| failure(&error)), &id)
 }
 
-async fn generate(app: Shared, dialect: Dialect, id: &str, bytes: Bytes) -> Result<Response, ApiError> {
-    let prepared = prepare_anywhere(&app, dialect, bytes).await?;
+/// Whose a request is, where a router says so.
+fn owner(headers: &HeaderMap) -> Result<Option<Owner>, ApiError> {
+    let Some(value) = headers.get(OWNER) else {
+        return Ok(None);
+    };
+    let owner = owner::parse(value.to_str().unwrap_or_default());
+    let LegOwner { session, kind } =
+        owner.map_err(|error| ApiError::invalid(format!("`{OWNER}` is wrong: {error}")).with_param(OWNER))?;
+    Ok(Some(Owner { session, kind }))
+}
+
+async fn generate(
+    app: Shared,
+    dialect: Dialect,
+    (id, owner): (&str, Option<Owner>),
+    bytes: Bytes,
+) -> Result<Response, ApiError> {
+    let mut prepared = prepare_anywhere(&app, dialect, bytes).await?;
+    prepared.request.owner = owner;
     let prefix = match dialect {
         Dialect::Completion => "cmpl",
         Dialect::Chat => "chatcmpl",

@@ -94,6 +94,7 @@ pub(super) fn prepare(app: &App, dialect: Dialect, bytes: &Bytes) -> Result<Prep
             transfer,
             sampling: sampling(app, &params),
             stop: stop_rules(&body, &params)?,
+            owner: None,
         },
         source,
         stream: params.stream,

@@ -197,6 +197,21 @@ async fn a_name_must_be_fit_for_a_header() {
     }
 }
 
+#[tokio::test]
+async fn whose_a_request_is_must_be_said_in_full() {
+    let worker = start(tiny("w0", 16)).await;
+    let client = Client::of(&worker);
+    let asked = greedy(&prompt(1, 20), 1, Value::Null).to_string();
+    for (owner, status) in [("0000002a-7/1", 200), ("2a-7/1", 400), ("someone", 400)] {
+        let headers = [("x-homing-owner", owner)];
+        let answer = client
+            .send("POST", "/v1/completions", &headers, asked.clone().into())
+            .await;
+        assert_eq!(answer.status, status, "`{owner}`: {answer:?}");
+    }
+    worker.shutdown().await;
+}
+
 /// Begins to read a stream of `tokens` tokens and goes away.
 pub(crate) async fn hang_up(client: &Client, prompt: &[u32], tokens: u32) {
     let mut body = greedy(prompt, tokens, Value::Null);

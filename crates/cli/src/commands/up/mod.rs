@@ -2,7 +2,7 @@
 
 mod fleet;
 
-use crate::args::{self, EngineArgs, RoleArg};
+use crate::args::{self, EngineArgs, EvictionArg, RoleArg};
 use crate::commands::replay::client::Endpoint;
 use crate::commands::serve::{self, print_turns, recording};
 use crate::commands::{runtime, shutdown_signal, worker};
@@ -140,6 +140,9 @@ struct Prepared {
 impl Prepared {
     fn new(args: &EngineArgs) -> Result<Self> {
         let mut engine = vec!["--block-size".to_owned(), args.block_size.to_string()];
+        if args.eviction == EvictionArg::Expected {
+            engine.extend(["--eviction".to_owned(), "expected".to_owned()]);
+        }
         if let Some(tokens) = args.kv_tokens {
             if tokens < args.block_size {
                 let expected = format_args!(

@@ -16,7 +16,9 @@ use futures::FutureExt;
 use futures::future::select_all;
 use homing_router::action::{Dispatch, KvUse};
 use homing_router::event::{Event, FailureCause, Leg, LegId};
+use homing_wire::owner;
 use homing_wire::transfer_offer::{Doubt, Offer, Terms};
+use http::{HeaderName, HeaderValue};
 
 /// One plan's legs.
 pub(super) struct Attempt {
@@ -192,6 +194,7 @@ impl Flight {
         let uri = self.shell.fleet.uri(worker, prompt.endpoint().path());
         let mut headers = self.request.leg_headers(leg);
         headers.extend(self.shell.fleet.rank_header(worker));
+        headers.extend(self.owner_header(dispatch));
         LegRequest {
             leg,
             kv,
@@ -199,6 +202,16 @@ impl Flight {
             headers,
             body,
         }
+    }
+
+    /// Whose a leg is, for a worker that learns who comes back. A session's history that is lent or fetched is no request of its own.
+    fn owner_header(&self, dispatch: Dispatch) -> Option<(HeaderName, HeaderValue)> {
+        let session = self.decision.as_ref()?.session;
+        let tells =
+            matches!(dispatch.leg.leg, Leg::Prefill | Leg::Decode) && self.shell.fleet.is_embedded(dispatch.worker);
+        let value = owner::encode(self.shell.life, session, self.request.session.kind().0);
+        let value = HeaderValue::try_from(value).expect("digits and dashes are a header value");
+        tells.then(|| (HeaderName::from_static(owner::OWNER), value))
     }
 
     /// The client's own request, where its worker speaks the client's dialect and serves the turn alone.

@@ -12,13 +12,18 @@
 //! which is the actuaries' estimate: whoever is in a bin right now has been exposed to half of it. That somebody comes back within a
 //! time, given how long he has been away already, when, and how often, all follow from the hazards (`Hazards`).
 //!
+//! What is kept for somebody who may come back costs room for as long as he is away. `densities` says what it brings: the most returns a
+//! second of waiting that any limit to the waiting gives. So whose return is near is worth more than whose is as sure but far, and who is
+//! overdue next to nothing. The idea is that of least hit density (Beckmann, Chen, Cidon: LHD, NSDI 2018); the limit is chosen as Gittins'
+//! index does, so that there is no horizon to set.
+//!
 //! A table has something before it, which counts like so many sessions that were seen: nobody is sure of anything after three gaps. Old
 //! gaps fade: at [`MEMORY`] fates in a bin all counts of the table are halved.
 
 use homing_units::Duration;
 
 /// Bins: the last one begins at 2^26 ms, 18 hours.
-const BINS: usize = 28;
+pub const BINS: usize = 28;
 
 /// Fates in a bin after which what was learnt counts half.
 const MEMORY: u32 = 4_096;
@@ -33,19 +38,26 @@ const TURNS_BEFORE: f64 = 5.0;
 const BINS_BEFORE: std::ops::Range<usize> = 11..16;
 
 /// The bin of a time away: bin 0 is less than a millisecond, bin b begins at 2^(b - 1) ms.
-pub(crate) fn bin_of(away: Duration) -> usize {
+#[must_use]
+pub fn bin_of(away: Duration) -> usize {
     let milliseconds = u64::try_from(away.as_millis()).unwrap_or(u64::MAX);
     ((u64::BITS - milliseconds.leading_zeros()) as usize).min(BINS - 1)
 }
 
 /// When a bin is over; `None` for the last one.
-pub(crate) fn bin_end(bin: usize) -> Option<Duration> {
+#[must_use]
+pub fn bin_end(bin: usize) -> Option<Duration> {
     (bin + 1 < BINS).then(|| Duration::from_millis(1 << bin))
+}
+
+/// Seconds from a bin's beginning to its end; of the last one, as if it doubled the time away, too.
+fn bin_lasts_s(bin: usize) -> f64 {
+    (1_u64 << bin.saturating_sub(1)) as f64 / 1e3
 }
 
 /// What became of sessions, by how long they were away.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct LifeTable {
+pub struct LifeTable {
     /// Sessions that came to the end of the bin or back within it.
     fates: [u32; BINS],
     /// Those of them that came back.
@@ -56,34 +68,36 @@ pub(crate) struct LifeTable {
 
 impl LifeTable {
     /// A session has gone away just now.
-    pub(crate) const fn leaves(&mut self) {
+    pub const fn leaves(&mut self) {
         self.inside[0] += 1;
     }
 
     /// One that was in this bin is in the next one.
-    pub(crate) fn passes(&mut self, bin: usize) {
+    pub fn passes(&mut self, bin: usize) {
         self.ends(bin);
         self.inside[bin + 1] += 1;
     }
 
     /// One has come back in this bin.
-    pub(crate) fn returns(&mut self, bin: usize) {
+    pub fn returns(&mut self, bin: usize) {
         self.came[bin] += 1;
         self.ends(bin);
     }
 
     /// One that was in this bin is remembered no longer: whoever comes after that is somebody new, so it has not come back.
-    pub(crate) fn is_forgotten(&mut self, bin: usize) {
+    pub fn is_forgotten(&mut self, bin: usize) {
         self.ends(bin);
     }
 
     /// Sessions that are away.
-    pub(crate) fn away(&self) -> u32 {
+    #[must_use]
+    pub fn away(&self) -> u32 {
         self.inside.iter().sum()
     }
 
     /// Gaps that are remembered.
-    pub(crate) fn gaps(&self) -> u32 {
+    #[must_use]
+    pub fn gaps(&self) -> u32 {
         self.came.iter().sum()
     }
 
@@ -97,7 +111,8 @@ impl LifeTable {
     }
 
     /// The hazards, where what was before counts like so many sessions, of which as many are left in each bin as its hazards leave.
-    pub(crate) fn hazards(&self, before: &Hazards, sessions: f64) -> Hazards {
+    #[must_use]
+    pub fn hazards(&self, before: &Hazards, sessions: f64) -> Hazards {
         let mut left = sessions;
         Hazards(std::array::from_fn(|bin| {
             let exposed = f64::from(self.fates[bin]) + f64::from(self.inside[bin]) / 2.0;
@@ -110,11 +125,12 @@ impl LifeTable {
 
 /// The share of those who are away at the beginning of a bin that comes back in it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Hazards([f64; BINS]);
+pub struct Hazards([f64; BINS]);
 
 impl Hazards {
     /// What is taken to be so before anything was seen.
-    pub(crate) fn before() -> Self {
+    #[must_use]
+    pub fn before() -> Self {
         let gone = 1.0 / (TURNS_BEFORE + 1.0);
         let stays = libm::pow(gone, 1.0 / BINS_BEFORE.len() as f64);
         Self(std::array::from_fn(|bin| {
@@ -124,7 +140,8 @@ impl Hazards {
 
     /// The share of sessions that come back within this time, of those that have been away for this bin's beginning. A bin in which
     /// the time ends counts in part.
-    pub(crate) fn come(&self, from: usize, within: Duration) -> f64 {
+    #[must_use]
+    pub fn come(&self, from: usize, within: Duration) -> f64 {
         1.0 - self
             .bins(within)
             .skip(from)
@@ -133,13 +150,15 @@ impl Hazards {
 
     /// Further turns that a session has after one of its turns, where the next ones come like this one: the mean of a geometric
     /// distribution.
-    pub(crate) fn turns(&self) -> f64 {
+    #[must_use]
+    pub fn turns(&self) -> f64 {
         let gone = 1.0 - self.come(0, Duration::MAX);
         (1.0 - gone) / gone.max(1.0 / f64::from(MEMORY))
     }
 
     /// Seconds that a session is away that comes back within this time, on average; `None` where none does.
-    pub(crate) fn gap_s(&self, within: Duration) -> Option<f64> {
+    #[must_use]
+    pub fn gap_s(&self, within: Duration) -> Option<f64> {
         let (mut away, mut came, mut sum_ms) = (1.0, 0.0, 0.0);
         for (bin, (hazard, part)) in self.bins(within).enumerate() {
             let comes = away * hazard * part;
@@ -151,7 +170,8 @@ impl Hazards {
     }
 
     /// How long a session is expected back: until nearly all have come that come within the longest time, which is the bound.
-    pub(crate) fn window(&self, longest: Duration) -> Duration {
+    #[must_use]
+    pub fn window(&self, longest: Duration) -> Duration {
         let wanted = 1.0 - EXPECTED * self.come(0, longest);
         let mut away = 1.0;
         let reached = self.bins(longest).position(|(hazard, part)| {
@@ -159,6 +179,22 @@ impl Hazards {
             away <= wanted
         });
         reached.and_then(bin_end).map_or(longest, |end| end.min(longest))
+    }
+
+    /// For each bin, of somebody who has been away for its beginning: the most returns a second of waiting that any limit to the waiting gives,
+    /// a limit being the end of a bin. Who comes back within a bin has waited for half of it.
+    #[must_use]
+    pub fn densities(&self) -> [f64; BINS] {
+        std::array::from_fn(|from| {
+            let (mut away, mut came, mut waited_s, mut best) = (1.0, 0.0, 0.0, 0.0_f64);
+            for (bin, hazard) in self.0.iter().enumerate().skip(from) {
+                let comes = away * hazard;
+                waited_s += bin_lasts_s(bin) * (away - comes / 2.0);
+                (away, came) = (away - comes, came + comes);
+                best = best.max(came / waited_s);
+            }
+            best
+        })
     }
 
     /// The bins that begin within this time: their hazards, and how much of each lies within it.
@@ -279,6 +315,21 @@ mod tests {
         check(0, 0.95);
         check(10, 0.5);
         check(200, 0.0);
+    }
+
+    #[test]
+    fn a_return_that_is_near_is_worth_more_than_one_that_is_overdue() {
+        // Nine in ten come back after 1 s, and none of the others before an hour is over.
+        let hazards = hazards((0..4_000).map(|index| (if index % 10 == 0 { 3_600_000 } else { 1_000 }, true)));
+        let densities = hazards.densities();
+        let density = |away_ms: u64| densities[bin_of(Duration::from_millis(away_ms))];
+        // Nine returns in about 0.77 s each, and ten that wait 1.02 s.
+        assert!((density(0) - 1.14).abs() < 0.06, "{}", density(0));
+        assert!(density(600) > density(0), "{densities:?}");
+        assert!(density(2_000) < density(0) / 100.0, "{densities:?}");
+        // Who is nearly back after long is worth more than who has just become overdue.
+        assert!(density(3_000_000) > 2.0 * density(60_000), "{densities:?}");
+        assert_eq!(Hazards([0.0; BINS]).densities(), [0.0; BINS]);
     }
 
     #[test]
