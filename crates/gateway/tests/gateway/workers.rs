@@ -6,9 +6,10 @@ use crate::support::{Caller, Events, text_of};
 use homing_gateway::{EngineKind, Gateway, GatewayConfig, WorkerSpec};
 use homing_model::ModelSpec;
 use homing_router::event::Role;
-use homing_worker::{Compute, Listen, Worker, WorkerConfig};
+use homing_worker::{Compute, Listen, StartError, Worker, WorkerConfig};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 pub struct Real {
     pub gateway: Gateway,
@@ -234,7 +235,7 @@ pub const PDD: [(&str, homing_worker::Role); 3] = [
     ("d1", homing_worker::Role::Decode),
 ];
 
-/// A decode worker at the addresses of one that has died.
+/// A decode worker at the addresses of one that has died. Meanwhile a connection of another test may go out from one of them: for a moment.
 async fn back_at(name: &str, endpoints: homing_worker::Endpoints) -> Worker {
     let mut config = worker_config(name, homing_worker::Role::Decode);
     config.listen = Listen {
@@ -243,7 +244,13 @@ async fn back_at(name: &str, endpoints: homing_worker::Endpoints) -> Worker {
         kv_replay: endpoints.kv_replay,
         kv_transfer: endpoints.kv_transfer,
     };
-    Worker::start(config).await.unwrap()
+    for _ in 0..200 {
+        match Worker::start(config.clone()).await {
+            Err(StartError::Listen { .. }) => tokio::time::sleep(Duration::from_millis(50)).await,
+            started => return started.unwrap(),
+        }
+    }
+    panic!("its addresses are taken: {endpoints:?}")
 }
 
 /// What one worker that holds nothing answers.
