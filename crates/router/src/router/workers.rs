@@ -4,7 +4,7 @@ use super::{Router, Timer};
 use crate::action::Action;
 use crate::event::{HealthReport, KvBatch, Leg, LoadReport, RoomReport, WorkerInfo};
 use crate::feed::FeedStep;
-use crate::fleet::{Life, Probe};
+use crate::fleet::{Life, Probe, Worker};
 use crate::handoff::Signal;
 use crate::room::Room;
 use homing_units::{BootEpoch, WorkerId};
@@ -56,16 +56,16 @@ impl Router {
         }
     }
 
-    /// What a worker says of its room counts for a while, and whoever waits for it may go once it has some.
+    /// What a worker says of its room counts for a while, and whoever waits for it may go once it has some. Another life than the known one
+    /// is met by a probe: until then the driver follows the events of the old one, and would ask in vain for those of the new.
     pub(super) fn on_room(&mut self, report: RoomReport) {
         let worker = report.worker;
-        if self.meet(worker, report.epoch) == Life::Past {
-            return;
-        }
         let account = self.ledger.account(worker);
-        if let Some(record) = self.fleet.get_mut(worker) {
-            record.room = Some(Room::told(self.now, &report, &account));
-        }
+        let known = |record: &&mut Worker| record.info.epoch == report.epoch;
+        let Some(record) = self.fleet.get_mut(worker).filter(known) else {
+            return;
+        };
+        record.room = Some(Room::told(self.now, &report, &account));
         if report.pause.is_zero() {
             self.queue.free(worker);
         }

@@ -128,6 +128,26 @@ fn events_that_begin_anew_are_of_another_life_or_asked_for_again() {
     assert_eq!(driver.router.view_workers()[1].indexed_gpu_blocks, 50);
 }
 
+/// A worker that is back tells of its room before a probe has met its life. The driver follows the events of the old one until then: to be asked
+/// for those of the new one too soon, it would say that they are lost, for good.
+#[test]
+fn room_told_of_a_life_that_no_probe_has_met_brings_nobody_back() {
+    let mut driver = Driver::with_workers("homing", &with_events(&[Role::Both; 2]));
+    driver.tell(stored(1, 0, &prompt(1, 0, 100)));
+    die(&mut driver, 1);
+    driver.tell(Event::Room(RoomReport {
+        worker: WorkerId(1),
+        epoch: BootEpoch(2),
+        spare_tokens: 1_000,
+        pause: Duration::ZERO,
+    }));
+    assert_eq!(driver.states[&WorkerId(1)], WorkerState::Dead);
+    driver.tell(health(1, 2, true));
+    assert_eq!(driver.resyncs, [], "a new life has nothing in its cache");
+    assert_eq!(driver.states[&WorkerId(1)], WorkerState::Exact);
+    assert_eq!(driver.router.view_workers()[1].indexed_gpu_blocks, 0);
+}
+
 #[test]
 fn a_gap_degrades_a_worker_until_it_is_filled() {
     let mut driver = Driver::with_workers("homing", &with_events(&[Role::Both; 2]));
