@@ -18,7 +18,7 @@
 //! index does, so that there is no horizon to set.
 //!
 //! A table has something before it, which counts like so many sessions that were seen: nobody is sure of anything after three gaps. Old
-//! gaps fade: at [`MEMORY`] fates in a bin all counts of the table are halved.
+//! gaps fade: at `MEMORY` fates in a bin all counts of the table are halved.
 
 use homing_units::Duration;
 
