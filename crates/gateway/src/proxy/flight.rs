@@ -1,9 +1,9 @@
 //! One request on its way: a task that does what the core says about it, and says what came of it.
 //!
 //! It is one loop over a closed set of news: a command of the core, the client's end, a leg of which the client does not
-//! hear, the decode leg, KV that is held for it and is gone, and the time to show the client that its request lives. It owns its legs, so that whatever ends
-//! the request ends them. It decides nothing: whether a failed leg is tried again, where, and whether the client is told is
-//! the core's answer to [`Event::LegFailed`].
+//! hear, the decode leg, KV that is held for it and is gone, and the time to show the client that its request lives. It owns
+//! its legs, so that whatever ends the request ends them. It decides nothing: whether a failed leg is tried again, where, and
+//! whether the client is told is the core's answer to [`Event::LegFailed`].
 
 mod attempt;
 mod chunks;

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod client;
 #[cfg(test)]
+mod holding;
+#[cfg(test)]
 mod http;
 #[cfg(test)]
 mod kv_events;
