@@ -38,7 +38,7 @@ pub struct Args {
     only: Vec<String>,
 }
 
-const MUTATIONS: [Mutation; 19] = [
+const MUTATIONS: [Mutation; 21] = [
     Mutation {
         name: "a request that ends keeps its booking",
         file: "crates/router/src/router/legs.rs",
@@ -199,6 +199,28 @@ const MUTATIONS: [Mutation; 19] = [
             "homing-worker",
             "--test=worker",
             "an_export_that_nobody_will_pull_is_released_at_once",
+        ),
+    },
+    Mutation {
+        name: "sketches of another life are believed",
+        file: "crates/router/src/router/workers.rs",
+        from: "        let known = |record: &&Worker| record.info.epoch == report.epoch;\n        let Some(record) = self.fleet.get(report.worker).filter(known) else {\n            return;\n        };\n        // Where",
+        to: "        let Some(record) = self.fleet.get(report.worker) else {\n            return;\n        };\n        // Where",
+        found: Found::Test(
+            "homing-router",
+            "--test=behaviour",
+            "a_sketch_goes_before_what_was_predicted_earlier",
+        ),
+    },
+    Mutation {
+        name: "sketches bring back what was removed since",
+        file: "crates/router/src/sketches.rs",
+        from: "if report.sequence < asked.since || asked.report",
+        to: "if asked.report",
+        found: Found::Test(
+            "homing-router",
+            "--test=behaviour",
+            "a_sketch_says_what_a_lost_event_did_not_and_later_events_go_before_it",
         ),
     },
 ];

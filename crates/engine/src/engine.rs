@@ -11,6 +11,7 @@ use crate::api::{
 use crate::cache::Cache;
 use crate::load::{Load, Totals};
 use crate::queue::Queue;
+use crate::residents::{Resident, ResidentLimits, Residents};
 use crate::sequence::{Phase, Sequence};
 use crate::slots::Slots;
 use crate::transfers::Held;
@@ -60,6 +61,8 @@ pub struct Engine {
     pub(crate) totals: Totals,
     pub(crate) next_arrival: u64,
     pub(crate) next_step: u64,
+    /// Whose KV is cached; `None` where nobody asks.
+    pub(crate) residents: Option<Residents>,
 }
 
 impl Engine {
@@ -93,7 +96,27 @@ impl Engine {
             totals: Totals::default(),
             next_arrival: 0,
             next_step: 0,
+            residents: None,
         }
+    }
+
+    /// Remembers the sessions of requests that say whose they are from now on, for [`Self::residents`].
+    pub fn remember_sessions(&mut self, limits: ResidentLimits) {
+        self.residents = Some(Residents::new(limits));
+    }
+
+    /// What is cached of each remembered session, the one that had a request last first; of none that has a request here now. Costs a
+    /// bisection for each of them.
+    #[must_use]
+    pub fn residents(&self) -> Vec<Resident> {
+        let residents = self.residents.as_ref();
+        residents.map_or_else(Vec::new, |residents| residents.look(&self.cache))
+    }
+
+    /// Another number each time that [`Self::residents`] may say something else than before, apart from what KV events say.
+    #[must_use]
+    pub fn residents_version(&self) -> u64 {
+        self.residents.as_ref().map_or(0, Residents::version)
     }
 
     /// Takes one input in. `now` never goes back; an earlier one counts as the latest seen.
@@ -159,6 +182,9 @@ impl Engine {
             return;
         }
         self.cache.arrives(submit.owner);
+        if let (Some(residents), Some(owner)) = (&mut self.residents, submit.owner) {
+            residents.arrives(owner.session);
+        }
         let mut sequence = Sequence::new(submit, self.next_arrival);
         self.next_arrival += 1;
         if let Some(reason) = self.enter_slot(&mut sequence) {
@@ -265,6 +291,10 @@ impl Engine {
         let blocks = sequence.drop_kv();
         self.release(&blocks, sequence.owner);
         self.cache.leaves(&sequence, self.config.block_size);
+        if let (Some(residents), Some(owner)) = (&mut self.residents, sequence.owner) {
+            let context = sequence.reusable_hashes(self.config.block_size);
+            residents.leaves(owner.session, &context, sequence.prompt.blocks.len());
+        }
     }
 
     /// Gives back what a request with this owner used.

@@ -62,6 +62,9 @@ impl Engine {
             *here.entry(owner.session).or_default() += 1;
         }
         self.cache.check_returns(&here);
+        if let Some(residents) = &self.residents {
+            residents.check_invariants();
+        }
     }
 
     /// Every request stands in the list of its phase and in no other.

@@ -13,6 +13,7 @@ mod load;
 mod profiles;
 mod queue;
 mod reload;
+mod residents;
 mod returns;
 mod scheduler;
 mod sequence;
@@ -21,4 +22,5 @@ mod step_time;
 mod transfers;
 
 pub use engine::Engine;
+pub use residents::{Resident, ResidentLimits};
 pub use step_time::{Chunk, DenseForm, MoeForm, StepModel, StepModelError, StepShape};

@@ -10,6 +10,7 @@ mod order;
 mod pool;
 mod prompt;
 pub mod returns;
+mod sketch;
 
 pub use hash::{BlockHash, BlockHasher, BlockMap, chain, chain_blocks, hash_blocks};
 pub use host::{HostChange, HostTier, Spilled};
@@ -17,6 +18,7 @@ pub use index::{IndexDump, IndexedBlock, MAX_OWNERS, MAX_WORKERS, Overlap, Resid
 pub use order::{CLASSES, Densities, Expectations, Mark, UNKNOWN};
 pub use pool::{Allocation, BlockPool, BlockState, Committed, Evicted, PoolDump, PoolStatistics};
 pub use prompt::Prompt;
+pub use sketch::{BITS_PER_BLOCK, HASHES, Known, RATE_MAX, SKETCH_BLOCKS_MAX, Sketch, SketchError};
 
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,8 @@
 //! What the router core is told. Events carry block hashes and lengths, never token ids or text, so that a recording is
 //! small and leaks no prompt.
 
-use homing_kv::{BlockHash, Prompt, Tier};
-use homing_units::{BootEpoch, Duration, RequestId, WorkerId};
+use homing_kv::{BlockHash, Prompt, Sketch, Tier};
+use homing_units::{BootEpoch, Duration, RequestId, SessionId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// Something that happened.
@@ -63,6 +63,8 @@ pub enum Event {
     ClientGone(RequestId),
     /// Time has passed (see `poll_timeout`).
     Timeout,
+    /// What a worker says is resident, where it can be asked and its KV events do not say it (see [`SketchReport`]).
+    Sketches(SketchReport),
 }
 
 /// Which leg of which attempt at which request an answer belongs to. Answers of attempts that were given up are late
@@ -244,6 +246,34 @@ pub struct RoomReport {
     pub spare_tokens: u64,
     /// How long new work is to stay away; zero while what it has accepted has room.
     pub pause: Duration,
+}
+
+/// What a worker says is resident of the sessions that it served, at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SketchReport {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its life.
+    pub epoch: BootEpoch,
+    /// The number of the batch of KV events that comes next: what those before it said is in the sketches.
+    pub sequence: u64,
+    /// How long ago that was.
+    pub age: Duration,
+    /// One for each session that is remembered there and has no request there, the one that was served last first.
+    pub sketches: Vec<SessionSketch>,
+}
+
+/// What is resident of one session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionSketch {
+    /// Which; `None` where another router served it, or this one in an earlier life.
+    pub session: Option<SessionId>,
+    /// Resident blocks of its last prompt, from the first on.
+    pub tip_blocks: u32,
+    /// The last of these, as [`BlockHash::wire`] has it; 0 where there is none.
+    pub tip: u64,
+    /// All resident blocks of its last prompt and answer.
+    pub sketch: Sketch,
 }
 
 /// A batch of a worker's KV events.

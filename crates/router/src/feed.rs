@@ -146,6 +146,14 @@ impl Feed {
         !self.partial && !self.doubted && !self.replaying && self.held.is_empty()
     }
 
+    /// The number of the batch that may be applied next; 0 where any may.
+    pub(crate) const fn next(&self) -> u64 {
+        match self.next {
+            Next::Sequence(next) => next,
+            Next::Any => 0,
+        }
+    }
+
     /// Whether something was lost for good, so that the index knows a part only.
     pub(crate) const fn is_partial(&self) -> bool {
         self.partial

@@ -51,6 +51,8 @@ pub(crate) struct Worker {
     /// The pause that led to `busy_until`.
     pub(crate) busy_pause: Duration,
     pub(crate) cache: CacheCounters,
+    /// What its sketches were worth.
+    pub(crate) sketched: SketchCounters,
     /// Decode legs that it was ever given.
     pub(crate) assigned_requests: u64,
     /// Running mean of the time to first token of what it decoded, in seconds.
@@ -88,6 +90,20 @@ pub(crate) struct CacheCounters {
     pub(crate) reported_tokens: u64,
     /// Sum of the differences, whichever way.
     pub(crate) error_tokens: u64,
+}
+
+/// What a worker's sketches were worth, over the decode legs that were placed there on what they said and reported cached tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SketchCounters {
+    pub(crate) legs: u64,
+    /// Legs of which they said more than events and predictions did.
+    pub(crate) raised: u64,
+    /// Legs of which they said less.
+    pub(crate) lowered: u64,
+    /// Sum of the differences between what they said and what was reported, whichever way.
+    pub(crate) error_tokens: u64,
+    /// The same of what events and predictions alone said.
+    pub(crate) error_tokens_without: u64,
 }
 
 /// What an epoch says about a worker.
@@ -193,6 +209,7 @@ impl Worker {
             busy_until: Instant::ZERO,
             busy_pause: Duration::ZERO,
             cache: CacheCounters::default(),
+            sketched: SketchCounters::default(),
             assigned_requests: 0,
             recent_ttft_s: None,
             steps: StepFit::new(Speed::default()),
@@ -208,9 +225,14 @@ impl Worker {
         }
     }
 
+    /// Whether its events have told all that is in its cache.
+    pub(crate) fn tells_exactly(&self) -> bool {
+        self.info.kv_events && self.feed.is_exact()
+    }
+
     pub(crate) fn state(&self) -> WorkerState {
         match self.liveness {
-            Liveness::Alive if self.info.kv_events && self.feed.is_exact() => WorkerState::Exact,
+            Liveness::Alive if self.tells_exactly() => WorkerState::Exact,
             Liveness::Alive => WorkerState::Degraded,
             Liveness::Suspect => WorkerState::Suspect,
             Liveness::Dead => WorkerState::Dead,
@@ -322,6 +344,16 @@ impl Worker {
         } else {
             Probe::Noted
         }
+    }
+}
+
+impl SketchCounters {
+    pub(crate) fn count(&mut self, without: u32, predicted: u32, reported: u32) {
+        self.legs += 1;
+        self.raised += u64::from(predicted > without);
+        self.lowered += u64::from(predicted < without);
+        self.error_tokens += u64::from(predicted.abs_diff(reported));
+        self.error_tokens_without += u64::from(without.abs_diff(reported));
     }
 }
 

@@ -98,6 +98,8 @@ pub(crate) struct Placed {
     pub(crate) plan: Plan,
     /// Prompt tokens that were expected in the decode worker's cache.
     pub(crate) decode_cached_tokens: u32,
+    /// Those of them that were expected without its sketches, where it tells any.
+    pub(crate) decode_untold_tokens: Option<u32>,
     /// Prompt tokens that were expected in the prefill worker's cache.
     pub(crate) prefill_cached_tokens: u32,
 }

@@ -24,6 +24,7 @@ mod room;
 mod router;
 mod sessions;
 mod sharing;
+mod sketches;
 pub mod speed;
 mod timers;
 

@@ -6,11 +6,15 @@
 //! with it. Predictions are bounded by count and by the size of the worker's pool, oldest first, which is about
 //! what the worker's own eviction does.
 //!
+//! Where events do not tell, a worker's own sketches may (`sketches.rs`): they go before the index where that is older than they are, and
+//! before what was predicted of a session earlier.
+//!
 //! A reported count of cached tokens that is clearly below what was expected corrects predictions: a prefix tree
 //! loses children before parents, so whatever branches off beyond the reported length is gone too.
 
 use crate::event::KvUpdate;
 use crate::sharing::{shared_beyond, shared_blocks};
+use crate::sketches::{Sketches, Told};
 use homing_kv::{BlockHash, Overlap, ResidencyIndex, Tier};
 use homing_units::{Duration, Instant, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +27,7 @@ const RECENT_STRANGERS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Residency {
     pub(crate) index: ResidencyIndex,
+    pub(crate) sketches: Sketches,
     predictions: BTreeMap<WorkerId, Predictions>,
     limit: usize,
 }
@@ -73,6 +78,7 @@ impl Residency {
     pub(crate) fn new(index_blocks: usize, predictions: usize) -> Self {
         Self {
             index: ResidencyIndex::new(index_blocks),
+            sketches: Sketches::default(),
             predictions: BTreeMap::new(),
             limit: predictions,
         }
@@ -97,6 +103,7 @@ impl Residency {
     /// Nothing is assumed about this worker's cache.
     pub(crate) fn forget(&mut self, worker: WorkerId) {
         self.index.clear_worker(worker);
+        self.sketches.forget(worker);
         self.predictions.remove(&worker);
     }
 
@@ -166,6 +173,59 @@ impl Residency {
         family: u64,
         kin: &[SessionId],
     ) -> BTreeMap<WorkerId, Held> {
+        let mut held = self.held_untold(now, prompt, family, kin);
+        let mut told = self.sketches.all_told(now).peekable();
+        if told.peek().is_some() {
+            let known = self.known(prompt, family);
+            for told in told {
+                let known = known.get(&told.worker()).copied().unwrap_or_default();
+                let says = self.held_as_told(now, &told, known, (prompt, family, kin));
+                held.insert(told.worker(), says);
+            }
+        }
+        held
+    }
+
+    /// What one worker says itself that it holds, with what is known and predicted beside that.
+    fn held_as_told(
+        &self,
+        now: Instant,
+        told: &Told<'_>,
+        known: Held,
+        (prompt, family, kin): (&[BlockHash], u64, &[SessionId]),
+    ) -> Held {
+        let predictions = self.predictions.get(&told.worker()).filter(|all| all.expire > now);
+        let says = |session: &SessionId| {
+            let predicted = predictions.and_then(|all| all.by_session.get(session));
+            if told.covers(*session, predicted.map(|prediction| prediction.made)) {
+                return told.of_session(*session, prompt, &self.index) as usize;
+            }
+            predictions.map_or(0, |all| all.share(now, *session, prompt))
+        };
+        let named = kin.iter().any(|session| told.names(*session));
+        let nameless = || told.of_nameless(prompt, &self.index) as usize;
+        let own = kin.iter().map(says).max().unwrap_or(0);
+        let own = own.max(if named { 0 } else { nameless() });
+        let strangers = predictions
+            .into_iter()
+            .flat_map(|all| all.by_age.iter().rev().take(RECENT_STRANGERS));
+        let any = strangers.map(|(_, session)| says(session)).fold(own, usize::max);
+        let mut held = match named && !told.index_counts() {
+            true => Held::default(),
+            false => known,
+        };
+        held.add_predicted(self.index.exclusive_weight(family, &prompt[..own]), any);
+        held
+    }
+
+    /// What each worker holds of this prompt by events and predictions alone.
+    pub(crate) fn held_untold(
+        &self,
+        now: Instant,
+        prompt: &[BlockHash],
+        family: u64,
+        kin: &[SessionId],
+    ) -> BTreeMap<WorkerId, Held> {
         let mut held = self.known(prompt, family);
         let live = self
             .predictions
@@ -183,7 +243,7 @@ impl Residency {
                 predictions.share_beyond(now, *session, prompt, most)
             });
             if any > 0 {
-                held.entry(*worker).or_default().add_predicted(own, any);
+                held.entry(*worker).or_default().add_predicted(own as f64, any);
             }
         }
         held
@@ -198,6 +258,7 @@ impl Residency {
 
     pub(crate) fn check_invariants(&self) {
         self.index.check_invariants();
+        self.sketches.check_invariants();
         for predictions in self.predictions.values() {
             assert!(predictions.by_session.len() <= self.limit, "predictions are bounded");
             assert_eq!(
@@ -277,12 +338,12 @@ impl From<Overlap> for Held {
 
 impl Held {
     /// Takes the better of what is known and what is predicted.
-    fn add_predicted(&mut self, own: usize, any: usize) {
+    fn add_predicted(&mut self, own: f64, any: usize) {
         let any = u32::try_from(any).unwrap_or(u32::MAX);
         let beyond = any.saturating_sub(self.gpu_blocks);
         self.host_blocks = self.host_blocks.saturating_sub(beyond);
         self.gpu_blocks += beyond;
-        self.exclusive_blocks = self.exclusive_blocks.max(own as f64);
+        self.exclusive_blocks = self.exclusive_blocks.max(own);
     }
 }
 

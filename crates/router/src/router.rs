@@ -129,6 +129,7 @@ impl Router {
             Event::Health(report) => self.on_health(report),
             Event::Load(report) => self.on_load(report),
             Event::Room(report) => self.on_room(report),
+            Event::Sketches(report) => self.on_sketches(report),
             Event::Kv(batch) => self.on_kv(batch),
             Event::KvRestarted { worker, epoch } => self.on_kv_restarted(worker, epoch),
             Event::ResyncDone { worker, complete } => self.on_resync_done(worker, complete),

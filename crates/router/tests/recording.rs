@@ -2,14 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use homing_kv::{BlockHash, Prompt, Tier};
+use homing_kv::{BlockHash, Prompt, Sketch, Tier};
 use homing_router::RouterConfig;
 use homing_router::event::{
     Abilities, ClientKind, Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegFailure, LegId,
-    LegUsage, LoadReport, PromptId, Resume, Role, RoomReport, SessionHint, Turn, WorkerInfo,
+    LegUsage, LoadReport, PromptId, Resume, Role, RoomReport, SessionHint, SessionSketch, SketchReport, Turn,
+    WorkerInfo,
 };
 use homing_router::recording::{Entry, Recorder, Recording, RecordingError, ReplayError, replay};
-use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
+use homing_units::{BootEpoch, Duration, Instant, RequestId, SessionId, WorkerId};
 use proptest::prelude::*;
 
 fn prompt() -> impl Strategy<Value = Prompt> {
@@ -50,6 +51,37 @@ fn update() -> impl Strategy<Value = KvUpdate> {
         (hashes(), tier()).prop_map(|(hashes, tier)| KvUpdate::Removed { hashes, tier }),
         Just(KvUpdate::Cleared),
     ]
+}
+
+fn sketch() -> impl Strategy<Value = SessionSketch> {
+    let blocks = prop::collection::vec(any::<u128>().prop_map(BlockHash), 0..20);
+    (prop::option::of((0..4_u64).prop_map(SessionId)), any::<u64>(), blocks).prop_map(|(session, tip, blocks)| {
+        SessionSketch {
+            session,
+            tip_blocks: u32::try_from(blocks.len()).unwrap(),
+            tip,
+            sketch: Sketch::of(&blocks).unwrap(),
+        }
+    })
+}
+
+fn sketches() -> impl Strategy<Value = Event> {
+    (
+        worker(),
+        1..3_u64,
+        0..9_u64,
+        0..3_000_u64,
+        prop::collection::vec(sketch(), 0..3),
+    )
+        .prop_map(|(worker, epoch, sequence, age_ms, sketches)| {
+            Event::Sketches(SketchReport {
+                worker,
+                epoch: BootEpoch(epoch),
+                sequence,
+                age: Duration::from_millis(age_ms),
+                sketches,
+            })
+        })
 }
 
 /// Events of workers.
@@ -104,6 +136,7 @@ fn worker_event() -> impl Strategy<Value = Event> {
                 pause: Duration::from_millis(pause_ms),
             })
         }),
+        sketches(),
         (worker(), any::<u64>(), prop::collection::vec(update(), 0..4))
             .prop_map(batch)
             .prop_map(Event::Kv),

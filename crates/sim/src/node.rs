@@ -7,9 +7,12 @@ use crate::cluster::{Cluster, WorkerSpec};
 use crate::noise::Noise;
 use crate::stack::{Order, Stack};
 use homing_engine::api::{EngineConfig, EngineKind, KvChange, Snapshot, Step};
-use homing_engine::{Engine, StepModel, StepShape};
+use homing_engine::{Engine, Resident, ResidentLimits, StepModel, StepShape};
 use homing_report::WorkerRecord;
-use homing_router::event::{Abilities, KvBatch, KvUpdate, LoadReport, Role, RoomReport, WorkerInfo};
+use homing_router::action::WorkerState;
+use homing_router::event::{
+    Abilities, KvBatch, KvUpdate, LoadReport, Role, RoomReport, SessionSketch, SketchReport, WorkerInfo,
+};
 use homing_units::{BootEpoch, Duration, Instant, RequestId, WorkerId};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -58,7 +61,13 @@ pub(crate) struct Node {
     noise: Noise,
     next_batch: u64,
     kept: VecDeque<KvBatch>,
+    kept_max: usize,
     hides_restarts: bool,
+    hides_events: bool,
+    /// What the router knows of its cache.
+    pub(crate) state: WorkerState,
+    /// What it remembers of sessions, where it is asked for sketches.
+    remembers: Option<ResidentLimits>,
 }
 
 /// What a worker counted over all its lives.
@@ -90,10 +99,12 @@ impl Node {
             ..EngineConfig::default()
         };
         let config = wait_for_transfers(config, &cluster.stack);
+        let remembers = cluster.stack.tells_sketches;
+        let remembers = remembers.then(|| ResidentLimits::of_pool(config.kv_blocks));
         Self {
             id,
             epoch: config.boot_epoch,
-            engine: Some(Engine::new(config.clone())),
+            engine: Some(engine(&config, remembers)),
             step: None,
             armed: None,
             step_ends: Instant::ZERO,
@@ -112,7 +123,11 @@ impl Node {
             config,
             next_batch: 0,
             kept: VecDeque::new(),
+            kept_max: cluster.stack.kept_batches.unwrap_or(KEPT_BATCHES),
             hides_restarts: cluster.stack.defects.hides_restarts,
+            hides_events: cluster.stack.defects.hides_events,
+            state: WorkerState::Degraded,
+            remembers,
         }
     }
 
@@ -126,7 +141,7 @@ impl Node {
             kv_tokens: u64::from(self.config.kv_blocks) * u64::from(self.config.block_size),
             max_context_tokens: self.config.max_context_tokens,
             transfers: true,
-            kv_events: true,
+            kv_events: !self.hides_events,
             abilities: Abilities::default(),
         }
     }
@@ -155,6 +170,27 @@ impl Node {
             epoch: self.told_epoch(),
             spare_tokens: snapshot.spare_tokens(self.config.block_size),
             pause: snapshot.room_pause(self.config.block_size),
+        })
+    }
+
+    /// What it says is resident of each session; `None` while it is down.
+    pub(crate) fn sketches(&self) -> Option<SketchReport> {
+        let residents = self.engine.as_ref()?.residents();
+        let sketch = |resident: Resident| {
+            let (tip_blocks, tip) = resident.tip();
+            SessionSketch {
+                session: Some(resident.session),
+                tip_blocks,
+                tip,
+                sketch: resident.sketch(),
+            }
+        };
+        Some(SketchReport {
+            worker: self.id,
+            epoch: self.told_epoch(),
+            sequence: self.next_batch,
+            age: Duration::ZERO,
+            sketches: residents.into_iter().map(sketch).collect(),
         })
     }
 
@@ -226,10 +262,10 @@ impl Node {
             updates: changes.into_iter().map(update).collect(),
         };
         self.next_batch += 1;
-        if self.kept.len() == KEPT_BATCHES {
+        self.kept.push_back(batch.clone());
+        if self.kept.len() > self.kept_max {
             self.kept.pop_front();
         }
-        self.kept.push_back(batch.clone());
         batch
     }
 
@@ -270,7 +306,7 @@ impl Node {
     pub(crate) fn restart(&mut self) {
         self.epoch = BootEpoch(self.epoch.0 + 1);
         self.config.boot_epoch = self.epoch;
-        self.engine = Some(Engine::new(self.config.clone()));
+        self.engine = Some(engine(&self.config, self.remembers));
     }
 
     /// Adds what only the engine of this life has counted.
@@ -302,6 +338,15 @@ impl Node {
             busy: Some(counts.busy),
         }
     }
+}
+
+/// An engine that begins to live.
+fn engine(config: &EngineConfig, remembers: Option<ResidentLimits>) -> Engine {
+    let mut engine = Engine::new(config.clone());
+    if let Some(limits) = remembers {
+        engine.remember_sessions(limits);
+    }
+    engine
 }
 
 /// Blocks that fit into the host memory of a worker.

@@ -43,6 +43,11 @@ pub struct Stack {
     pub renews: Option<bool>,
     /// Whether the router asks each worker for its room, as the gateway does of embedded workers: from the snapshot, at no cost.
     pub tells_room: bool,
+    /// Whether the router asks each worker whose events do not tell all that is cached there for sketches of it, as the gateway does of
+    /// embedded workers: from the snapshot, at no cost.
+    pub tells_sketches: bool,
+    /// Batches of KV events that a worker keeps for a replay; `None` for vLLM's default.
+    pub kept_batches: Option<usize>,
     /// What users of other systems report.
     pub defects: Defects,
 }
@@ -69,6 +74,8 @@ pub struct Defects {
     pub hides_restarts: bool,
     /// Workers do not announce what they evict.
     pub hides_removals: bool,
+    /// Workers send no KV events, and say so.
+    pub hides_events: bool,
     /// A client that hangs up is lost on the way to the router's core: connections are closed, bookings stay.
     pub loses_cancels: bool,
 }

@@ -2,6 +2,7 @@
 
 mod driver;
 mod eviction;
+mod residents;
 mod schedules;
 mod scheduling;
 mod slots;

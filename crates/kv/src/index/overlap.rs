@@ -52,6 +52,18 @@ impl ResidencyIndex {
         overlaps
     }
 
+    /// What these blocks at a prompt's beginning count for a family, each by one over the families that own it: the
+    /// [`Overlap::exclusive_weight`] of whoever holds them all.
+    #[must_use]
+    pub fn exclusive_weight(&self, family: u64, hashes: &[BlockHash]) -> f64 {
+        let mut neighbours = Neighbours::default();
+        let weights = hashes.iter().map(|hash| {
+            let slot = neighbours.find(self, *hash);
+            slot.map_or(0.0, |slot| self.entry(slot).weight(family))
+        });
+        weights.sum()
+    }
+
     /// The family that alone owns the deepest such block of this prompt, and that block's depth: how many blocks of the
     /// prompt end with it. This recognises a session that does not name itself.
     #[must_use]

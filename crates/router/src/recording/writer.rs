@@ -158,6 +158,7 @@ fn prompt_of(event: &Event) -> Option<&Prompt> {
         | Event::Health(_)
         | Event::Load(_)
         | Event::Room(_)
+        | Event::Sketches(_)
         | Event::Kv(_)
         | Event::KvRestarted { .. }
         | Event::ResyncDone { .. }
@@ -191,6 +192,7 @@ pub(super) fn prompt_mut(event: &mut Event) -> Option<&mut Prompt> {
         | Event::Health(_)
         | Event::Load(_)
         | Event::Room(_)
+        | Event::Sketches(_)
         | Event::Kv(_)
         | Event::KvRestarted { .. }
         | Event::ResyncDone { .. }

@@ -63,6 +63,7 @@ impl Router {
             let decode = placed.plan.decode;
             self.works(decode);
             self.learn_cached(leg.request, decode, placed.decode_cached_tokens, usage.cached_tokens);
+            self.learn_sketched(decode, &placed, usage.cached_tokens);
             if placed.plan.prefill.is_none() {
                 self.history.found(leg.request, usage.cached_tokens);
             }
@@ -411,6 +412,14 @@ impl Router {
         self.predict_prompt(session, &prompt, worker);
     }
 
+    /// Compares what a worker's sketches said with what was found there, and with what would have been expected without.
+    fn learn_sketched(&mut self, worker: WorkerId, placed: &Placed, reported: Option<u32>) {
+        let told = placed.decode_untold_tokens.zip(reported);
+        if let (Some((untold, reported)), Some(record)) = (told, self.fleet.get_mut(worker)) {
+            record.sketched.count(untold, placed.decode_cached_tokens, reported);
+        }
+    }
+
     /// Compares what was expected in a cache with what was found there.
     fn learn_cached(&mut self, id: RequestId, worker: WorkerId, expected: u32, reported: Option<u32>) {
         let (Some(record), Some(reported)) = (self.fleet.get_mut(worker), reported) else {
@@ -424,6 +433,7 @@ impl Router {
             let reported_blocks = (reported / block_size) as usize;
             let partial = record.feed.is_partial();
             self.residency.correct(worker, &prompt, reported_blocks);
+            self.residency.sketches.disbelieve(worker, self.requests[&id].session);
             // A gap that is still being filled says nothing about what came before it.
             if partial {
                 self.residency.disbelieve(worker, &prompt, reported_blocks);

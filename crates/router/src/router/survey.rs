@@ -81,6 +81,20 @@ impl Router {
         )
     }
 
+    /// Prompt tokens that a worker would be expected to hold without what its sketches say, where they say anything.
+    pub(super) fn untold_tokens(&self, id: RequestId, worker: WorkerId) -> Option<u32> {
+        self.residency.sketches.told(self.now, worker)?;
+        let request = &self.requests[&id];
+        let session = self.sessions.get(request.session)?;
+        let (prompt, kin) = (&request.prompt, self.sessions.kin(session.id));
+        let held = self
+            .residency
+            .held_untold(self.now, &prompt.blocks, session.family, kin);
+        let held = held.get(&worker).copied().unwrap_or_default();
+        let blocks = held.gpu_blocks + held.host_blocks;
+        Some(blocks.saturating_mul(self.config.block_size).min(prompt.tokens))
+    }
+
     fn view(&self, worker: &Worker, request: &Request, held: Held, new_family: bool) -> WorkerView {
         let info = &worker.info;
         let tokens = |blocks: u32| blocks.saturating_mul(self.config.block_size).min(request.prompt.tokens);

@@ -271,6 +271,7 @@ impl Router {
         for worker in plan.prefill.into_iter().chain([plan.decode]) {
             self.errands_yield(worker);
         }
+        let decode_untold_tokens = self.untold_tokens(id, plan.decode);
         let request = self.requests.get_mut(&id).expect("only a living request is placed");
         let prompt_tokens = request.prompt.tokens;
         let cached = |worker| {
@@ -284,6 +285,7 @@ impl Router {
         request.placed = Some(Placed {
             plan,
             decode_cached_tokens,
+            decode_untold_tokens,
             prefill_cached_tokens,
         });
         request.pause = Duration::ZERO;

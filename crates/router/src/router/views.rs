@@ -43,6 +43,8 @@ pub struct WorkerStatus {
     pub indexed_gpu_blocks: u32,
     /// Blocks that its events say it holds in the host's memory.
     pub indexed_host_blocks: u32,
+    /// Sessions of which it has told what is resident, where its events do not say it.
+    pub sketched_sessions: usize,
     /// Sessions whose KV is predicted to be there.
     pub predicted_sessions: usize,
     /// Sessions that live there.
@@ -63,6 +65,16 @@ pub struct WorkerStatus {
     pub cache_reported_tokens: u64,
     /// Sum of the differences, whichever way.
     pub cache_error_tokens: u64,
+    /// Decode legs that were placed there on what its sketches said and reported cached tokens.
+    pub sketch_legs: u64,
+    /// Those of which they said more than events and predictions did.
+    pub sketch_raised: u64,
+    /// Those of which they said less.
+    pub sketch_lowered: u64,
+    /// Sum of the differences between the cached tokens that they said and those that were reported, whichever way.
+    pub sketch_error_tokens: u64,
+    /// The same of what events and predictions alone said.
+    pub sketch_error_tokens_without: u64,
 }
 
 /// A session.
@@ -330,6 +342,7 @@ impl Router {
             kv_tokens_used: load.map(|load| load.kv_tokens_used),
             indexed_gpu_blocks: indexed.gpu,
             indexed_host_blocks: indexed.host,
+            sketched_sessions: self.residency.sketches.sessions(id),
             predicted_sessions: self.residency.predicted_sessions(id),
             homed_sessions: homed.sessions,
             homed_tokens: homed.tokens,
@@ -340,6 +353,11 @@ impl Router {
             cache_predicted_tokens: worker.cache.predicted_tokens,
             cache_reported_tokens: worker.cache.reported_tokens,
             cache_error_tokens: worker.cache.error_tokens,
+            sketch_legs: worker.sketched.legs,
+            sketch_raised: worker.sketched.raised,
+            sketch_lowered: worker.sketched.lowered,
+            sketch_error_tokens: worker.sketched.error_tokens,
+            sketch_error_tokens_without: worker.sketched.error_tokens_without,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Router, Timer};
 use crate::action::Action;
-use crate::event::{HealthReport, KvBatch, Leg, LoadReport, RoomReport, WorkerInfo};
+use crate::event::{HealthReport, KvBatch, Leg, LoadReport, RoomReport, SketchReport, WorkerInfo};
 use crate::feed::FeedStep;
 use crate::fleet::{Life, Probe, Worker};
 use crate::handoff::Signal;
@@ -71,6 +71,18 @@ impl Router {
         }
     }
 
+    /// What a worker says of its cache is of use where its events do not say it, and in the life that is known.
+    pub(super) fn on_sketches(&mut self, report: SketchReport) {
+        let known = |record: &&Worker| record.info.epoch == report.epoch;
+        let Some(record) = self.fleet.get(report.worker).filter(known) else {
+            return;
+        };
+        // Where the numbers have begun anew, nobody knows what a number says.
+        if !record.tells_exactly() && !record.feed.is_doubted() {
+            self.residency.sketches.take(self.now, record.feed.next(), report);
+        }
+    }
+
     pub(super) fn on_kv(&mut self, batch: KvBatch) {
         let (worker, limits) = (batch.worker, self.feed_limits());
         if self.meet(worker, batch.epoch) == Life::Past {
@@ -132,8 +144,15 @@ impl Router {
         if step.clear {
             self.residency.clear_index(worker);
         }
-        for updates in &step.apply {
+        let exact = self.fleet.get(worker).is_none_or(Worker::tells_exactly);
+        let next = self.fleet.get(worker).map_or(0, |record| record.feed.next());
+        for (number, updates) in (next.saturating_sub(step.apply.len() as u64)..).zip(&step.apply) {
             self.residency.apply(worker, updates);
+            self.residency.sketches.applied(worker, number, updates);
+        }
+        match exact {
+            true => self.residency.sketches.forget(worker),
+            false => self.residency.sketches.waits_for(worker, next),
         }
         if let Some(from_sequence) = step.ask {
             self.actions.push_back(Action::Resync { worker, from_sequence });

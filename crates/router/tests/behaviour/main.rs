@@ -8,15 +8,16 @@ mod handoff;
 mod order;
 mod pushes;
 mod sessions;
+mod sketches;
 #[path = "../support/mod.rs"]
 mod support;
 mod workers;
 
-use homing_kv::Prompt;
+use homing_kv::{Prompt, Sketch};
 use homing_router::action::{Path, WorkerState};
 use homing_router::event::{
     Compared, Event, FailureCause, HealthReport, KvBatch, KvUpdate, Leg, LegUsage, PromptId, Resume, Role, RoomReport,
-    SessionHint, WorkerInfo,
+    SessionHint, SessionSketch, SketchReport, WorkerInfo,
 };
 use homing_router::{Limits, RouterConfig};
 use homing_units::{BootEpoch, Duration, RequestId, SessionId, WorkerId};

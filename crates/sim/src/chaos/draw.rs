@@ -83,6 +83,7 @@ pub(super) fn scenario(seed: u64) -> Scenario {
     config.faults = draw_faults(seed, &config.cluster, HORIZON);
     draw_errands(seed, &mut config);
     draw_leases(seed, &mut config.cluster);
+    draw_sketches(seed, &mut config.cluster);
     Scenario { seed, trace, config }
 }
 
@@ -113,6 +114,18 @@ fn draw_leases(seed: u64, cluster: &mut Cluster) {
     }
     cluster.stack.lease = Some(draw.millis(20, 4_000));
     cluster.stack.renews = draw.percent(50).then(|| draw.percent(50));
+}
+
+/// In half the experiments KV events are lost for good where they are lost, or never sent, and in most of these workers are asked for
+/// sketches. Drawn apart, likewise.
+fn draw_sketches(seed: u64, cluster: &mut Cluster) {
+    let draw = &mut Draw(rng_for(seed, "chaos/sketches"));
+    if draw.percent(50) {
+        return;
+    }
+    cluster.stack.tells_sketches = draw.percent(80);
+    cluster.stack.kept_batches = Some(draw.count(0, 12) as usize);
+    cluster.stack.defects.hides_events = draw.percent(25);
 }
 
 fn cluster(draw: &mut Draw) -> Cluster {

@@ -12,7 +12,7 @@ use homing_engine::api::{EngineKind, SlotConfig, TrimRule};
 type Set = fn(&mut Cluster, &str) -> Result<(), ClusterError>;
 
 /// Name, an example, and what it does.
-const PARAMETERS: [(&str, &str, Set); 29] = [
+const PARAMETERS: [(&str, &str, Set); 32] = [
     ("kv", "kv=136K", |cluster, text| {
         let kv_tokens = pool("kv", tokens("kv", text)?)?;
         cluster
@@ -162,6 +162,25 @@ const PARAMETERS: [(&str, &str, Set); 29] = [
     }),
     ("removals", "removals=off", |cluster, text| {
         cluster.stack.defects.hides_removals = !switch("removals", text)?;
+        Ok(())
+    }),
+    ("events", "events=off", |cluster, text| {
+        cluster.stack.defects.hides_events = !switch("events", text)?;
+        Ok(())
+    }),
+    ("replay", "replay=16", |cluster, text| {
+        let batches = text
+            .parse()
+            .map_err(|_| needs("replay", text, "a number of batches of KV events"))?;
+        cluster.stack.kept_batches = Some(batches);
+        Ok(())
+    }),
+    ("sketch", "sketch=told", |cluster, text| {
+        cluster.stack.tells_sketches = match text {
+            "untold" => false,
+            "told" => true,
+            _ => return Err(needs("sketch", text, "`told` or `untold`")),
+        };
         Ok(())
     }),
     ("admission", "admission=loop", |cluster, text| {

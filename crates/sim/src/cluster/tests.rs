@@ -91,7 +91,7 @@ fn parameters_set_what_they_say_in_any_order() {
         "h100x8-2p6d:engine=session-slot:rho=0.9",
     );
     check(
-        "h100x8-dp:engine=block:host=0:staging=off:admission=snapshot:room=untold:transfer_timeout=off:dead_peers=off",
+        "h100x8-dp:engine=block:host=0:staging=off:admission=snapshot:room=untold:sketch=untold:events=on:transfer_timeout=off:dead_peers=off",
         "h100x8-dp",
     );
     check(
@@ -99,7 +99,7 @@ fn parameters_set_what_they_say_in_any_order() {
         "h100x8-dp:poll=off:probe=2ms:admission=loop",
     );
     let spec = "h100x8-2p6d:chunk=1400:host=64GiB:pcie=45GBps:front_end=30ms:front_end_token=1us:engine=session-slot:soft_cap=8\
-                :room=told:renew=on:correction_crash=on:transfer_timeout=32s:dead_peers=60s:admission=loop:probe=5ms:poll=0.5Hz";
+                :room=told:sketch=told:events=off:replay=16:renew=on:correction_crash=on:transfer_timeout=32s:dead_peers=60s:admission=loop:probe=5ms:poll=0.5Hz";
     let cluster = Cluster::preset(spec).expect(spec);
     let EngineKind::SessionSlot(slots) = cluster.stack.engine else {
         panic!("{:?}", cluster.stack.engine)
@@ -118,6 +118,8 @@ fn parameters_set_what_they_say_in_any_order() {
     };
     assert_eq!(cluster.stack.admission, Some(admission));
     assert!(cluster.stack.tells_room && cluster.stack.renews_leases());
+    assert!(cluster.stack.tells_sketches && cluster.stack.defects.hides_events);
+    assert_eq!(cluster.stack.kept_batches, Some(16));
     for (spec, expected) in [
         ("h100x8-2p6d", true),
         ("h100x8-2p6d:renew=off", false),

@@ -164,7 +164,7 @@ impl Simulation<'_> {
         }
         let node = &mut self.nodes[index];
         node.note_usage();
-        if !changes.is_empty() {
+        if !changes.is_empty() && !self.config.cluster.stack.defects.hides_events {
             let batch = node.batch(changes);
             self.publish(index, batch);
         }

@@ -400,6 +400,9 @@ impl<'a> Simulation<'a> {
             if self.config.cluster.stack.tells_room {
                 self.ask_for_room(index);
             }
+            if self.config.cluster.stack.tells_sketches {
+                self.ask_for_sketches(index);
+            }
         }
         if sample {
             self.sample_router();

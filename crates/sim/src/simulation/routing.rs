@@ -5,7 +5,7 @@ use crate::heap::Rank;
 use crate::logs::{decision_line, name, path, sample_line};
 use homing_engine::api::Input;
 use homing_report::logs::{Admission, AdmissionLine, BackpressureLine, BindingLine, duration_s, seconds};
-use homing_router::action::{Action, Decision, Dispatch, KvUse, RouteError};
+use homing_router::action::{Action, Decision, Dispatch, KvUse, RouteError, WorkerState};
 use homing_router::event::{Event, FailureCause, HealthReport, Leg, LegFailure, LegId, Resume};
 use homing_units::{Duration, RequestId, WorkerId};
 
@@ -57,7 +57,10 @@ impl Simulation<'_> {
             Action::Reject { request, error } => self.reject(request, error),
             Action::Resync { worker, from_sequence } => self.wake(Wake::Resync { worker, from_sequence }),
             Action::Identify { worker } => self.probe_worker(worker.0 as usize, false),
-            Action::WorkerState { worker, state } => self.log_state(worker, state),
+            Action::WorkerState { worker, state } => {
+                self.nodes[worker.0 as usize].state = state;
+                self.log_state(worker, state);
+            }
             Action::Errand(errand) => self.begin_errand(&errand),
             Action::ErrandEnded { errand, .. } => self.errands.end(errand),
         }
@@ -286,6 +289,14 @@ impl Simulation<'_> {
         if !room.pause.is_zero() && !std::mem::replace(&mut node.asked_again, true) {
             self.heap
                 .plan(self.now + room.pause, Rank::Report, Wake::AskRoom(index));
+        }
+    }
+
+    /// One worker is asked what is resident there, where its events do not tell.
+    pub(super) fn ask_for_sketches(&mut self, index: usize) {
+        let node = &self.nodes[index];
+        if node.state != WorkerState::Exact && !self.trouble.is_paused(index) {
+            self.news.extend(node.sketches().map(Event::Sketches));
         }
     }
 

@@ -10,4 +10,5 @@ mod forecasts;
 mod order;
 mod physics;
 mod published;
+mod sketches;
 mod stack;
